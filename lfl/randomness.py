@@ -1,0 +1,65 @@
+"""Random numbers with an address: every draw is a pure function of (seed, purpose, round, client, position).
+
+Nothing here has state, so a client's draws cannot depend on who was trained before it, on the cohort it is trained in,
+on the engine, or on the number of processes. Draws for many clients are one tensor operation: a key per client, [C],
+gives uniforms [C, n].
+
+The generator is a counter-based hash: SplitMix64's finaliser over (key, counter), on 64-bit integers, which wrap
+around in the same way on every device.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def derive_seed(*address: int | str) -> int:
+    """A 63-bit integer from an address such as ``(seed, "participation", round)``; equal on every machine."""
+    digest = hashlib.blake2b(repr(address).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(*address: int | str) -> torch.Generator:
+    """A CPU generator seeded by an address, for draws that are made once per round (a basis, a partition)."""
+    return torch.Generator().manual_seed(derive_seed(*address))
+
+
+def client_keys(ids: Tensor, *address: int | str) -> Tensor:
+    """One 64-bit key per client, [C], from a shared address and the clients' ids [C] (int64)."""
+    return _mix(_mix(ids + 1) ^ derive_seed(*address))
+
+
+def fold(keys: Tensor, data: int | Tensor) -> Tensor:
+    """New keys of the same shape: ``keys`` moved to a sub-address (a step, an epoch, the n-th call)."""
+    return _mix(keys ^ _mix(torch.as_tensor(data, device=keys.device) + 1))
+
+
+def random_bits(keys: Tensor, count: int) -> Tensor:
+    """Non-negative 63-bit integers of shape ``keys.shape + (count,)``."""
+    counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
+    return _mix(keys.unsqueeze(-1) + counter) & 0x7FFFFFFFFFFFFFFF
+
+
+def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers in [0, 1) of shape ``keys.shape + (count,)``, with 24 random bits (53 for float64)."""
+    bits = 53 if dtype == torch.float64 else 24
+    drawn = (random_bits(keys, count) >> (63 - bits)).to(torch.float64) * 2.0**-bits
+    return drawn.to(dtype)
+
+
+def _mix(value: Tensor) -> Tensor:
+    """SplitMix64's finaliser, a bijection on 64-bit integers."""
+    value = value + _GOLDEN
+    value = (value ^ _shift(value, 30)) * _MIX_1
+    value = (value ^ _shift(value, 27)) * _MIX_2
+    return value ^ _shift(value, 31)
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical right shift: torch's ``>>`` copies the sign bit."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,121 @@
+"""The layout of a module's parameters (or buffers) inside one flat vector.
+
+With C clients trained together, all their parameters are one tensor ``[C, D]``. A ``ParameterVector`` says which part
+of ``D`` is which parameter; it holds no numbers itself.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ParameterVector:
+    """Names and shapes of the tensors that make up one flat vector, in order.
+
+    Args:
+        names: qualified names, as in ``named_parameters``; a tied weight stands once, under its first name.
+        shapes: their shapes.
+        dtype: the common floating-point type.
+
+    Example:
+        >>> layout = ParameterVector.of_parameters(nn.Linear(3, 2))
+        >>> layout.dim, layout.names
+        (8, ('weight', 'bias'))
+        >>> rows = torch.arange(16.0).reshape(2, 8)
+        >>> {name: tuple(view.shape) for name, view in layout.views(rows).items()}
+        {'weight': (2, 2, 3), 'bias': (2, 2)}
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of_parameters(cls, module: nn.Module) -> "ParameterVector":
+        """The trainable parameters of ``module``: frozen ones are constants that all clients share.
+
+        Raises:
+            ValueError: there is nothing to train, or the parameters are of several types.
+        """
+        return cls._of({n: p for n, p in module.named_parameters() if p.requires_grad}, "trainable parameters")
+
+    @classmethod
+    def of_buffers(cls, module: nn.Module) -> "ParameterVector":
+        """The floating-point buffers of ``module`` (BatchNorm's running statistics); may be empty."""
+        buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
+        return cls._of(buffers, "floating-point buffers") if buffers else cls((), (), torch.get_default_dtype())
+
+    @classmethod
+    def _of(cls, tensors: Mapping[str, Tensor], what: str) -> "ParameterVector":
+        dtypes = {t.dtype for t in tensors.values()}
+        if not dtypes:
+            raise ValueError(f"The model has no {what}.")
+        if len(dtypes) > 1:
+            raise ValueError(f"The model's {what} must share one dtype, found {sorted(map(str, dtypes))}.")
+        return cls(tuple(tensors), tuple(t.shape for t in tensors.values()), dtypes.pop())
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each tensor."""
+        return tuple(shape.numel() for shape in self.shapes)
+
+    @cached_property
+    def dim(self) -> int:
+        """D, the length of the vector."""
+        return sum(self.sizes)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor lies in the vector."""
+        result, start = {}, 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            result[name] = slice(start, start + size)
+            start += size
+        return result
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors inside ``flat`` [..., D], each ``[..., *shape]`` and sharing its memory.
+
+        One ``split``, not D slices: its backward is one concatenation.
+        """
+        parts = flat.split(self.sizes, dim=-1)
+        lead = flat.shape[:-1]
+        return {n: p.reshape(lead + s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of ``views``: tensors ``[..., *shape]`` to a new ``[..., D]``; the first one gives ``...``."""
+        if not self.names:
+            return torch.empty(0, dtype=self.dtype)
+        first = tensors[self.names[0]]
+        lead = first.shape[: first.dim() - len(self.shapes[0])]
+        return torch.cat([tensors[n].reshape(*lead, s) for n, s in zip(self.names, self.sizes, strict=True)], dim=-1)
+
+    def select(self, patterns: str | Iterable[str]) -> Tensor:
+        """A boolean mask [D] of the parameters whose name matches one of the shell patterns (``"backbone.*"``).
+
+        Raises:
+            ValueError: a pattern matches no parameter.
+        """
+        mask = torch.zeros(self.dim, dtype=torch.bool)
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            matched = fnmatch.filter(self.names, pattern)
+            if not matched:
+                raise ValueError(f"Pattern {pattern!r} matches no parameter; the names are: {', '.join(self.names)}.")
+            for name in matched:
+                mask[self.slices[name]] = True
+        return mask
+
+    def spans(self, names: Iterable[str]) -> list[slice]:
+        """The parts of the vector that hold ``names``, neighbours merged: one slice where all are named."""
+        merged: list[slice] = []
+        for part in sorted((self.slices[n] for n in names), key=lambda s: s.start):
+            if merged and merged[-1].stop == part.start:
+                merged[-1] = slice(merged[-1].start, part.stop)
+            else:
+                merged.append(part)
+        return merged
