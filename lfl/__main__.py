@@ -1,0 +1,5 @@
+"""``python -m lfl``."""
+
+from lfl.cli import main
+
+main()

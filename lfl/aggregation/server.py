@@ -1,0 +1,52 @@
+"""The server's side of a round: the global model as one vector, and the optimizer that moves it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lfl.optim import describe_optimizer
+
+ServerOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
+
+
+class Server:
+    """Holds x [D] and steps it on the negated aggregate: ``x+ = x + server_lr * update`` for SGD.
+
+    Args:
+        vector: the initial x [D]; copied.
+        optimizer: builds a torch optimizer of the one flat parameter. SGD(lr=1) is FedAvg, SGD with momentum FedAvgM.
+    """
+
+    def __init__(self, vector: Tensor, optimizer: ServerOptimizer) -> None:
+        self._parameter = torch.nn.Parameter(vector.clone())
+        self.optimizer = optimizer([self._parameter])
+        self.description = describe_optimizer(self.optimizer)
+
+    @property
+    def vector(self) -> Tensor:
+        """x [D], the live tensor."""
+        return self._parameter.detach()
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether a step is a multiple of the aggregate, so that a client can repeat it from the aggregate alone."""
+        group = self.optimizer.param_groups[0]
+        return type(self.optimizer) is torch.optim.SGD and not group["momentum"] and not group["weight_decay"]
+
+    def step(self, update: Tensor) -> None:
+        """Move x along ``update`` [D] (movement direction)."""
+        self._parameter.grad = -update
+        self.optimizer.step()
+        self._parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """x and the optimizer's state."""
+        return {"vector": self.vector.cpu().clone(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.vector.copy_(state["vector"])
+        self.optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,101 @@
+"""The hooks of a federated algorithm.
+
+A callback is written once, against rows: with C clients trained together, parameters and gradients are ``[C, D]``.
+Order in the trainer's list has one meaning everywhere: the first callback is nearest to the raw gradient and encodes
+first; decoding runs backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Callback
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lfl.client import ClientStep
+    from lfl.comm import Message, Payload
+    from lfl.round import Cohort, Round
+    from lfl.subspace import Basis
+    from lfl.vector import ParameterVector
+
+Gradient = Callable[[Tensor], Tensor]
+"""From parameters [A, D] (or coordinates [A, R]) of the A clients still at work to a new tensor of their gradients."""
+
+
+class FederatedCallback(Callback):
+    """Base of all algorithms and diagnostics; every hook is optional, and a hook that is not overridden costs nothing.
+
+    Lightning's ``setup(trainer, pl_module, stage)``, ``on_fit_start``, ``on_fit_end``, ``state_dict`` and
+    ``load_state_dict`` are called as usual. What must survive a restart is in ``state_dict`` (tensors, numbers,
+    strings, lists, dicts) or in a slot of ``trainer.store``.
+    """
+
+    linear: bool = True
+    """Whether ``encode`` is linear: then payloads are averaged encoded, and decoded once."""
+
+    features: tuple[str, ...] = ()
+    """Submodules whose outputs ``client_loss`` reads from ``client.features``."""
+
+    def check(self, layout: ParameterVector) -> None:
+        """Refuse settings that do not fit the model, before any work; raises ValueError."""
+
+    def on_round_start(self, round: Round) -> None:
+        """The server, before anything is sent: ``round.clients`` are chosen, ``round.server`` is x [D]."""
+
+    def coordinates(self, round: Round) -> Basis | None:
+        """Let the local optimizer run on coordinates z [C, R] of ``params = x + lift(z)``; uploads are then z.
+
+        At most one callback of a stack may override this.
+        """
+        return None
+
+    def on_download(self, message: Message) -> None:
+        """The wire, down: add what the clients of this round need besides the model, ``message.add(name, value)``."""
+
+    def on_cohort_start(self, cohort: Cohort) -> None:
+        """A cohort, before its first step: gather client state into ``cohort.rows``, change the starting point."""
+
+    def client_loss(self, client: ClientStep, loss: Tensor) -> Tensor:
+        """One client, inside the loss (vmap adds the cohort dimension): return the loss with a term added."""
+        return loss
+
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        """A cohort, once before its steps: return a new gradient function made of ``gradient``.
+
+        It is called with the rows of the A <= C clients still at work; they are the first A, so a tensor of the
+        cohort is cut with ``[: len(params)]``. The tensor ``gradient`` returns may be changed in place.
+        """
+        return gradient
+
+    def on_step_end(self, cohort: Cohort) -> None:
+        """A cohort, after each local step; ``cohort.active`` clients took it."""
+
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        """A cohort, trained: read ``cohort.delta``, update client slots, ``cohort.upload(name, rows)`` extra payloads.
+
+        Clients whose update is not finite are no longer in it.
+        """
+
+    def encode(self, cohort: Cohort, payload: Payload) -> Payload:
+        """The wire, up: compress the rows of an update. Client state (error feedback) belongs in the store."""
+        return payload
+
+    def decode(self, round: Round, values: Tensor) -> Tensor:
+        """The server: the inverse of ``encode``, on rows [C, n] or, for linear codecs, on their mean [n]."""
+        return values
+
+    def on_aggregate(self, round: Round) -> None:
+        """The server: ``round.update`` [D] is the aggregate (``round.update_coordinates`` [R] where there are)."""
+
+    def on_server_step(self, round: Round) -> None:
+        """The server, after its step; ``round.server`` is still x before it, ``trainer.server.vector`` is x after."""
+
+    def on_round_end(self, round: Round) -> None:
+        """The server: add to ``round.metrics`` with ``round.log(name, value)``."""
+
+
+def overrides(callback: FederatedCallback, hook: str) -> bool:
+    """Whether ``callback`` implements ``hook``."""
+    return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)

@@ -1,0 +1,99 @@
+"""FedSub: subspace FedAvg with dual variables that live in the subspace; SSF's rival in its paper.
+
+The update is that of the authors' public code (github.com/JimmyAwoe/FedSub) for orthonormal bases.
+"""
+
+from typing import Any
+
+import torch
+from jsonargparse import lazy_instance
+from jsonargparse.typing import PositiveInt
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.round import Cohort, Round
+from lfl.subspace import Basis, LayerwiseSubspace, Subspace
+from lfl.subspace.refresh import RefreshedBasis
+from lfl.vector import ParameterVector
+
+_DUAL, _CLOCK = "fedsub/dual", "fedsub/clock"
+
+
+class FedSub(FederatedCallback):
+    """Local steps ``z <- z - eta (P g(x + P^T z) + lambda_i / (K eta))``; then ``lambda_i += z_i - zbar``.
+
+    ``lambda_i`` [R] is in movement units. On a refresh it is carried over, ``lambda <- P_new P_old^T lambda``, for every
+    refresh a client missed when it is next seen. With a new learning rate it is rescaled by the ratio of the rates.
+    Use the uniform aggregator.
+
+    Args:
+        subspace: how a basis is drawn.
+        refresh_every: rounds between draws.
+    """
+
+    def __init__(
+        self,
+        subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
+        refresh_every: PositiveInt = 5,
+    ) -> None:
+        self.subspace, self.refresh_every = subspace, refresh_every
+
+    @override
+    def check(self, layout: ParameterVector) -> None:
+        self.subspace.check(layout)
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._trainer = trainer
+            trainer.store.declare(_DUAL, self.subspace.check(trainer.layout), trainer.layout.dtype)
+            # When a dual was written: the number of refreshes before, and the learning rate.
+            trainer.store.declare(_CLOCK, 2, torch.float64)
+            self._bases = RefreshedBasis(self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device)
+
+    @override
+    def coordinates(self, round: Round) -> Basis:
+        return self._bases.at(round.number)
+
+    @override
+    def on_cohort_start(self, cohort: Cohort) -> None:
+        store = self._trainer.store
+        cohort.rows["dual"] = store.gather(_DUAL, cohort.ids)
+        clock = store.gather(_CLOCK, cohort.ids)
+        self._carry(cohort.rows["dual"], clock[:, 0].long(), self._bases.period(cohort.round.number))
+        rate = self._trainer.learning_rates.lr
+        ratio = torch.where(clock[:, 1] > 0, rate / clock[:, 1].clamp(min=torch.finfo(clock.dtype).tiny), 1.0)
+        cohort.rows["dual"] *= ratio[:, None].to(cohort.rows["dual"].dtype)
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        # The scale of all the steps a client is going to take; known before because it depends on the settings only.
+        correction = cohort.rows["dual"] / cohort.step_scale()
+
+        def corrected(coordinates: Tensor) -> Tensor:
+            return gradient(coordinates).add_(correction[: len(coordinates)])
+
+        return corrected
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        """``lambda_i + z_i``; what is left, ``- zbar``, is known when all clients have reported."""
+        store = self._trainer.store
+        store.scatter(_DUAL, cohort.ids, cohort.rows["dual"] + cohort.values)
+        clock = [float(self._bases.period(cohort.round.number)), self._trainer.learning_rates.lr]
+        store.scatter(_CLOCK, cohort.ids, torch.tensor(clock, dtype=torch.float64).expand(len(cohort), 2))
+
+    @override
+    def on_server_step(self, round: Round) -> None:
+        store = self._trainer.store
+        for ids in round.reported:
+            store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - round.update_coordinates)
+
+    def _carry(self, dual: Tensor, since: Tensor, period: int) -> None:
+        """Move rows of ``dual`` [C, R], in place, through the refreshes since each was written."""
+        stale = dual.any(dim=1).cpu()
+        for old in range(int(since[stale].min()) if stale.any() else period, period):
+            behind = (stale & (since.cpu() <= old)).to(dual.device)
+            lifted = self._bases.of_period(old).lift(dual[behind])
+            dual[behind] = self._bases.of_period(old + 1).project(lifted)

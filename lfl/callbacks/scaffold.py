@@ -1,0 +1,91 @@
+"""SCAFFOLD: control variates against client drift.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh, "SCAFFOLD: Stochastic Controlled Averaging
+for Federated Learning", ICML 2020, https://arxiv.org/abs/1910.06378. Line numbers are those of its Algorithm 1.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.comm import Message
+from lfl.round import Cohort, Round
+
+_SLOT = "scaffold/control"
+
+
+class Scaffold(FederatedCallback):
+    """Corrects every local gradient by ``c - c_i`` (line 10), with controls that estimate the mean and own gradient.
+
+    Option II (line 12): ``c_i+ = c_i - c - delta_i / (K eta)``; with momentum or a schedule inside the round, K eta is
+    what the optimizer makes of a constant unit gradient. Option I: ``c_i+`` is the gradient of the client's mean loss at
+    x over all its data, weight decay included: one more pass. The server adds ``(1/N) sum (c_i+ - c_i)`` over the
+    participants (line 17), N all clients, which keeps ``c = mean c_i``. Use the uniform aggregator.
+
+    State: c [D]; c_i [D] for every client seen so far. Wire: x and c down, delta_i and the change of c_i up.
+
+    Args:
+        option: I or II of line 12.
+    """
+
+    def __init__(self, option: Literal["I", "II"] = "II") -> None:
+        self.option = option
+        self.control = torch.empty(0)
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._store = trainer.store
+            self._store.declare(_SLOT, trainer.layout.dim, trainer.layout.dtype)
+            self.control = torch.zeros_like(trainer.server.vector)
+
+    @override
+    def on_download(self, message: Message) -> None:
+        message.add("control", self.control)
+
+    @override
+    def on_cohort_start(self, cohort: Cohort) -> None:
+        own = self._store.gather(_SLOT, cohort.ids)
+        cohort.rows["control"] = own
+        cohort.rows["correction"] = self.control - own
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        correction = cohort.rows["correction"]
+
+        def corrected(params: Tensor) -> Tensor:
+            return gradient(params).add_(correction[: len(params)])
+
+        return corrected
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        own = cohort.rows["control"]
+        if self.option == "I":
+            change = self._gradient_at_server(cohort) - own
+        else:
+            change = -self.control - cohort.delta / cohort.step_scale()
+        self._store.scatter(_SLOT, cohort.ids, own + change)
+        cohort.upload("control", change)
+
+    @override
+    def on_server_step(self, round: Round) -> None:
+        if "control" in round.received:
+            self.control = self.control + (round.received["control"] / round.trainer.num_clients).to(self.control.dtype)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"control": self.control.cpu()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.control = state_dict["control"].to(self.control)
+
+    def _gradient_at_server(self, cohort: Cohort) -> Tensor:
+        params = cohort.round.server.expand(len(cohort), -1)
+        gradients = cohort.full_gradient(params)
+        decay = cohort.optimizer.weight_decay()
+        return gradients if decay is None else gradients + decay * params

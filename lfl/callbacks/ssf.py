@@ -1,0 +1,120 @@
+"""SSF: SCAFFOLD in a random subspace, with backfill.
+
+"Subspace Optimization for Efficient Federated Learning under Heterogeneous Data", Algorithm 1, in coordinates: the
+local optimizer runs on z with y = x + P^T z, which is the paper's split into a projected part and a fixed residual.
+"""
+
+from typing import Any
+
+import torch
+from jsonargparse import lazy_instance
+from jsonargparse.typing import PositiveInt
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.comm import Message, dense_bits
+from lfl.round import Cohort, Round
+from lfl.subspace import Basis, LayerwiseSubspace, Subspace
+from lfl.subspace.refresh import RefreshedBasis
+from lfl.vector import ParameterVector
+
+_SLOT = "ssf/control"
+
+
+class SSF(FederatedCallback):
+    """Local steps ``z <- z - eta (P g(x + P^T z) - P c_i + P c)``; the server moves by ``P^T`` of the mean z.
+
+    The controls are full vectors of which a round changes the part inside its basis (backfill):
+    ``c_i += P^T (mean_k P g^k - P c_i)``, ``c += (1/N) sum dc_i`` over the participants. With plain SGD the mean
+    projected gradient follows from z (``-z/(K eta) + P c_i - P c``), so R floats go up; with any other optimizer it is
+    accumulated and sent, R more. A basis comes from the seed and is never sent; clients follow x and c by R floats each
+    a round they missed. R = D is SCAFFOLD option II. Use the uniform aggregator.
+
+    Args:
+        subspace: how a basis is drawn.
+        refresh_every: rounds between draws.
+    """
+
+    def __init__(
+        self,
+        subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
+        refresh_every: PositiveInt = 1,
+    ) -> None:
+        self.subspace, self.refresh_every = subspace, refresh_every
+        self.control = torch.empty(0)
+
+    @override
+    def check(self, layout: ParameterVector) -> None:
+        self.subspace.check(layout)
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._trainer = trainer
+            trainer.store.declare(_SLOT, trainer.layout.dim, trainer.layout.dtype)
+            self.control = torch.zeros_like(trainer.server.vector)
+            self._bases = RefreshedBasis(self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device)
+
+    @override
+    def coordinates(self, round: Round) -> Basis:
+        basis = self._bases.at(round.number)
+        self._projected_control = basis.project(self.control)
+        return basis
+
+    @override
+    def on_download(self, message: Message) -> None:
+        message.add("control", self.control)
+
+    @override
+    def on_cohort_start(self, cohort: Cohort) -> None:
+        own = _basis(cohort.round).project(self._trainer.store.gather(_SLOT, cohort.ids))  # P c_i [C, R]
+        cohort.rows["control"] = own
+        cohort.rows["gradient_sum"] = torch.zeros_like(own)
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        correction = self._projected_control - cohort.rows["control"]
+        total = None if cohort.optimizer.is_plain_sgd else cohort.rows["gradient_sum"]
+
+        def corrected(coordinates: Tensor) -> Tensor:
+            gradients = gradient(coordinates)
+            if total is not None:
+                total[: len(gradients)] += gradients
+            return gradients.add_(correction[: len(gradients)])
+
+        return corrected
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        if cohort.optimizer.is_plain_sgd:
+            change = -self._projected_control - cohort.values / cohort.step_scale()
+        else:
+            steps = cohort.num_steps.to(cohort.values)[:, None]
+            change = cohort.rows["gradient_sum"] / steps - cohort.rows["control"]
+            cohort.upload("control", change)
+        cohort.round.accumulate("ssf/control", change.sum(dim=0, dtype=torch.float64))
+        store = self._trainer.store
+        store.scatter(_SLOT, cohort.ids, store.gather(_SLOT, cohort.ids) + _basis(cohort.round).lift(change))
+
+    @override
+    def on_server_step(self, round: Round) -> None:
+        if "ssf/control" in round.sums:
+            mean = (round.sums["ssf/control"] / self._trainer.num_clients).to(self.control.dtype)
+            self.control = self.control + _basis(round).lift(mean)
+        self._trainer.ledger.record_increment("control", dense_bits(self._projected_control), round.number)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"control": self.control.cpu()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.control = state_dict["control"].to(self.control)
+
+
+def _basis(round: Round) -> Basis:
+    assert round.basis is not None
+    return round.basis
+
+

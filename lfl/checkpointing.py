@@ -1,0 +1,143 @@
+"""When checkpoints are written, and what is in them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning
+from jsonargparse.typing import PositiveInt
+
+from lfl.checkpoint import load_checkpoint, save_atomically
+from lfl.settings import check_resumable
+
+if TYPE_CHECKING:
+    from lfl.trainer import FederatedTrainer
+
+
+class Checkpointing:
+    """Writes checkpoints at the ends of rounds, each beside and then renamed: a crash leaves the last one usable.
+
+    ``last.ckpt`` is written every ``every_n_rounds`` rounds and at the end; ``best.ckpt`` when ``monitor`` improves.
+
+    Args:
+        every_n_rounds: distance of checkpoints.
+        monitor: a logged metric, such as ``val_acc``; none for no best checkpoint.
+        mode: whether ``monitor`` should be large or small.
+        keep_all: also keep ``round_000010.ckpt`` and so on.
+    """
+
+    def __init__(
+        self,
+        every_n_rounds: PositiveInt = 10,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] = "max",
+        keep_all: bool = False,
+    ) -> None:
+        self.every_n_rounds, self.monitor, self.mode, self.keep_all = every_n_rounds, monitor, mode, keep_all
+        self.best: float | None = None
+        self.saved_round = 0
+        self._tags: dict[str, str] = {}
+
+    def after_round(self, trainer: FederatedTrainer, round_number: int, metrics: dict[str, float], is_final: bool) -> None:
+        """Write what is due."""
+        improved = self._improves(metrics, round_number)
+        due = is_final or round_number % self.every_n_rounds == 0
+        if improved:
+            self.best = metrics[str(self.monitor)]
+            self.save(trainer, "best.ckpt")
+        if due:
+            self.save(trainer, "last.ckpt")
+            self.saved_round = round_number
+        if due and self.keep_all:
+            self.save(trainer, f"round_{round_number:06d}.ckpt")
+
+    def save(self, trainer: FederatedTrainer, name: str) -> None:
+        """Write one checkpoint into the run's folder."""
+        path = Path(trainer.log_dir) / "checkpoints" / name
+        tag = f"{name}@{trainer.current_round}"
+        shards = trainer.gather_objects(trainer.store.snapshot(tag))
+        if trainer.is_global_zero:
+            path.parent.mkdir(exist_ok=True)
+            save_atomically({**trainer_state(trainer), "store": shards}, path)
+        trainer.fabric.barrier()
+        # The checkpoint that is now replaced no longer needs the rows it referred to.
+        if name in self._tags:
+            trainer.store.release(self._tags[name])
+        self._tags[name] = tag
+
+    def _improves(self, metrics: dict[str, float], round_number: int) -> bool:
+        if self.monitor is None:
+            return False
+        value = metrics.get(self.monitor, math.nan)
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        return value > self.best if self.mode == "max" else value < self.best
+
+
+def trainer_state(trainer: FederatedTrainer) -> dict[str, Any]:
+    """Everything that outlives a round, but the client store."""
+    module = trainer.client_model.module
+    return {
+        "round": trainer.current_round,
+        "state_dict": {name: value.detach().cpu().clone() for name, value in trainer.server_state_dict().items()},
+        "pytorch-lightning_version": lightning.__version__,
+        "model_class": f"{type(module).__module__}.{type(module).__qualname__}",
+        "server": trainer.server.state_dict(),
+        "server_buffers": trainer.server_buffers.cpu().clone(),
+        "server_counters": [counter.cpu().clone() for counter in trainer.server_counters],
+        "callbacks": [callback.state_dict() for callback in trainer.stack],
+        "ledger": trainer.ledger.state_dict(),
+        "learning_rates": trainer.learning_rates.state_dict(),
+        "summary": trainer.summary.state_dict(),
+        "loggers": [_logger_state(logger) for logger in trainer.loggers],
+        "best": trainer.checkpoint.best if trainer.checkpoint else None,
+        "total_refused": trainer.total_refused,
+        "engine": {"name": trainer.engine.name, "cohort_size": trainer.engine.cohort_size},
+        "settings": trainer.settings,
+    }
+
+
+def restore_trainer(trainer: FederatedTrainer, path: Path) -> None:
+    """Continue from a checkpoint: fill the trainer's state, and carry the earlier metrics into the new run's folder.
+
+    Raises:
+        CheckpointError: it cannot be read, or belongs to other settings.
+    """
+    state = load_checkpoint(path)
+    check_resumable(state["settings"], trainer.settings, path)
+    run_folder = path.parent.parent
+    trainer.current_round = state["round"]
+    trainer.server.load_state_dict(state["server"])
+    trainer.load_frozen_state(state["state_dict"])
+    trainer.server_buffers = state["server_buffers"].to(trainer.fabric.device)
+    trainer.server_counters = [counter.to(trainer.fabric.device) for counter in state["server_counters"]]
+    for callback, saved in zip(trainer.stack, state["callbacks"], strict=True):
+        callback.load_state_dict(saved)
+    trainer.ledger.load_state_dict(state["ledger"])
+    trainer.learning_rates.load_state_dict(state["learning_rates"])
+    trainer.summary.load_state_dict(state["summary"])
+    trainer.total_refused = state["total_refused"]
+    if trainer.checkpoint:
+        trainer.checkpoint.best = state["best"]
+        trainer.checkpoint.saved_round = state["round"]
+    for shard in state["store"]:
+        trainer.store.restore(shard, run_folder / "clients")
+    for logger, saved in zip(trainer.loggers, state["loggers"], strict=False):
+        if saved and hasattr(logger, "load_state_dict"):
+            logger.load_state_dict(saved)
+        if hasattr(logger, "continue_from"):
+            logger.continue_from(run_folder, state["round"])
+
+
+def saved_engine(path: Path) -> tuple[str, int]:
+    """The engine and cohort size a run was started with: a resumed run repeats what ``auto`` chose."""
+    state = load_checkpoint(path)["engine"]
+    return state["name"], state["cohort_size"]
+
+
+def _logger_state(logger: Any) -> dict[str, Any]:
+    return dict(logger.state_dict()) if hasattr(logger, "state_dict") else {}

@@ -1,0 +1,257 @@
+"""One client's model: the LightningModule, seen as a function of one flat vector.
+
+There is one module for all clients. The sequential engine lets its parameters be views of a client's row; the
+vectorized engine calls it functionally under vmap.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.func import functional_call
+from torchmetrics import Metric
+
+from lfl.client_random import ClientRandom
+from lfl.vector import ParameterVector
+
+Batch = Any
+
+
+class Recorder:
+    """Stands in for ``self.log``: keeps what a step logs as tensors, without synchronising anything."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        self.metrics: dict[str, Metric] = {}
+        self.batch_sizes: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Forget the last step."""
+        self.values, self.batch_sizes = {}, {}
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """``LightningModule.log``: the mean over examples per round; ``on_step`` and ``on_epoch`` mean the same here."""
+        reduce_fx = options.get("reduce_fx", "mean")
+        if reduce_fx not in ("mean", torch.mean):
+            raise ValueError(f"`self.log({name!r}, reduce_fx={reduce_fx!r})`: values are averaged over a round; log a mean.")
+        if isinstance(value, Metric):
+            self.metrics[name] = value
+            return
+        self.values[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        if options.get("batch_size"):
+            self.batch_sizes[name] = options["batch_size"]
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        """``LightningModule.log_dict``."""
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **options)
+
+
+class ClientStep:
+    """What ``client_loss`` may use: one client's batch, parameters and model, inside the loss.
+
+    Attributes:
+        batch: the batch of this step.
+        params: its parameters [D], with gradient.
+        anchor: x, the model it started from [D], without.
+        features: outputs of the submodules named in the callbacks' ``features``, by name.
+    """
+
+    def __init__(self, model: ClientModel, batch: Batch, params: Tensor, anchor: Tensor, features: dict[str, Tensor]):
+        self.batch, self.params, self.anchor, self.features = batch, params, anchor, features
+        self._model = model
+
+    def call(self, *inputs: Any) -> Any:
+        """The module's ``forward`` at ``params``."""
+        return functional_call(self._model.module, self._model.layout.views(self.params), inputs)
+
+    def call_global(self, *inputs: Any) -> Any:
+        """The module's ``forward`` at x: frozen, without gradient."""
+        with torch.no_grad():
+            return functional_call(self._model.module, self._model.layout.views(self.anchor), inputs)
+
+
+LossTerm = Callable[[ClientStep, Tensor], Tensor]
+
+
+class _TrainingStep(nn.Module):
+    """A module whose forward is the training step, for ``functional_call``."""
+
+    def __init__(self, model: ClientModel) -> None:
+        super().__init__()
+        self.module = model.module
+        self._run = model.run_step
+
+    def forward(self, *args: Any) -> Any:
+        return self._run(*args)
+
+
+class ClientModel:
+    """Runs the training step of one LightningModule at any parameters.
+
+    Args:
+        module: the model; its parameters become views of flat vectors.
+        autocast: the precision's context.
+        convert: converts a batch to the precision's input type.
+        loss_terms: the callbacks' ``client_loss``, in order.
+        features: names of submodules whose outputs the loss terms read.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        convert: Callable[[Any], Any] = lambda batch: batch,
+        loss_terms: tuple[LossTerm, ...] = (),
+        features: tuple[str, ...] = (),
+    ) -> None:
+        self.module, self.autocast, self.convert = module, autocast, convert
+        self.layout = ParameterVector.of_parameters(module)
+        self.buffer_layout = ParameterVector.of_buffers(module)
+        self.recorder = Recorder()
+        # Found by `probe`: does the step draw random numbers, from torch's global generator too, or change buffers?
+        self.random_operations, self.uses_global_generator = False, False
+        self.changed_buffers: list[str] = []
+        self._loss_terms = loss_terms
+        self._features: dict[str, Tensor] = {}
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        self.parameters = [parameters[name] for name in self.layout.names]
+        self._buffers = [buffers[name] for name in self.buffer_layout.names]
+        self.counters = [b for b in buffers.values() if not b.is_floating_point()]
+        self._bound: Tensor | None = None
+        for name in features:
+            self._capture(name)
+
+    # -- parameters and buffers -----------------------------------------------------------------------------------
+
+    def bind(self, flat: Tensor) -> None:
+        """Make the module's parameters views of ``flat`` [D]."""
+        if self._bound is not None and self._bound.data_ptr() == flat.data_ptr() and self._bound.shape == flat.shape:
+            return
+        for parameter, view in zip(self.parameters, self.layout.views(flat).values(), strict=True):
+            parameter.data = view
+        self._bound = flat
+
+    def flat_parameters(self) -> Tensor:
+        """A copy of the module's trainable parameters [D]."""
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
+
+    def flat_buffers(self) -> Tensor:
+        """A copy of the module's floating-point buffers [B]."""
+        return torch.cat([b.reshape(-1) for b in self._buffers]) if self._buffers else self.parameters[0].new_empty(0)
+
+    def load_buffers(self, flat: Tensor, counters: list[Tensor]) -> None:
+        """Copy buffers [B] and the integer ones into the module."""
+        for buffer, view in zip(self._buffers, self.buffer_layout.views(flat).values(), strict=True):
+            buffer.copy_(view)
+        for buffer, value in zip(self.counters, counters, strict=True):
+            buffer.copy_(value)
+
+    # -- the training step ----------------------------------------------------------------------------------------
+
+    def loss(self, params: Tensor | None, batch: Batch, step: int, key: Tensor, anchor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and logged values of one client's step.
+
+        Args:
+            params: its parameters [D] for a functional call; None to use the module as it is bound.
+            batch: one batch, without a cohort dimension.
+            step: the local step.
+            key: the key of its random draws in this step.
+            anchor: x [D].
+        """
+        self.recorder.start()
+        with ClientRandom(key) if self.random_operations else nullcontext():
+            if params is None:
+                loss = self.run_step(batch, step)
+            else:
+                views = {f"module.{name}": view for name, view in self.layout.views(params).items()}
+                loss = functional_call(self._wrapper, views, (batch, step))
+            if self._loss_terms:
+                flat = self._bound_with_gradient() if params is None else params
+                client = ClientStep(self, batch, flat, anchor, self._features)
+                for term in self._loss_terms:
+                    loss = term(client, loss)
+        return loss, dict(self.recorder.values)
+
+    def run_step(self, batch: Batch, step: int) -> Tensor:
+        """The module's ``training_step``; returns the scalar loss.
+
+        Raises:
+            TypeError: it returned something else.
+        """
+        arguments = (batch, step) if self._takes_index else (batch,)
+        with self.autocast():
+            output = self.module.training_step(*arguments)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"`{type(self.module).__name__}.training_step` must return the loss (a tensor, or a dict with 'loss'), "
+                f"got {type(output).__name__}."
+            )
+        return loss
+
+    def probe(self, batch: Batch, key: Tensor) -> None:
+        """Take one training step on the side, to learn what the module does; leaves no trace.
+
+        Args:
+            batch: one client's batch.
+            key: the key of its random draws.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        state = torch.get_rng_state()
+        with self.recording(), torch.no_grad(), ClientRandom(key) as random:
+            self.recorder.start()
+            self.run_step(batch, 0)
+        self.random_operations = random.calls > 0
+        self.uses_global_generator = not torch.equal(state, torch.get_rng_state())
+        self.changed_buffers = [n for n, b in self.module.named_buffers() if not torch.equal(b, buffers[n])]
+        torch.set_rng_state(state)
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+        for metric in self.recorder.metrics.values():
+            metric.reset()
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Redirect ``self.log`` of the module to the recorder."""
+        own = {name: self.module.__dict__.get(name) for name in ("log", "log_dict")}
+        self.module.__dict__.update(log=self.recorder.log, log_dict=self.recorder.log_dict)
+        try:
+            yield self.recorder
+        finally:
+            for name, value in own.items():
+                if value is None:
+                    del self.module.__dict__[name]
+                else:
+                    self.module.__dict__[name] = value
+
+    @cached_property
+    def _wrapper(self) -> _TrainingStep:
+        return _TrainingStep(self)
+
+    @cached_property
+    def _takes_index(self) -> bool:
+        parameters = inspect.signature(self.module.training_step).parameters.values()
+        return len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+    def _bound_with_gradient(self) -> Tensor:
+        return torch.cat([p.reshape(-1) for p in self.parameters])
+
+    def _capture(self, name: str) -> None:
+        try:
+            layer = self.module.get_submodule(name)
+        except AttributeError:
+            names = ", ".join(n for n, _ in self.module.named_modules() if n)
+            raise ValueError(f"The model has no layer {name!r} to take features from; it has: {names}.") from None
+
+        def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            self._features[name] = output
+
+        layer.register_forward_hook(keep)

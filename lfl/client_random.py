@@ -1,0 +1,108 @@
+"""Random operations inside a client's loss, drawn from the client's own key.
+
+torch's dropout draws from one global stream: its masks would depend on who is trained together. Under this mode the
+random operations of torch are computed from a key by ``lfl.randomness`` instead, on one client or, under vmap, on
+a cohort with a key each; the numbers are the same.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lfl.randomness import fold, random_bits, uniform
+
+
+class ClientRandom(TorchFunctionMode):
+    """Draws dropout masks and random tensors from ``key`` (a 64-bit integer tensor, 0-d) and the number of the call."""
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self._key, self.calls = key, 0
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is None:
+            return func(*args, **(kwargs or {}))
+        self.calls += 1
+        return replacement(fold(self._key, self.calls), *args, **(kwargs or {}))
+
+
+def _dropout(key: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return _drop(key, input, input.shape, p, training)
+
+
+def _feature_dropout(key: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Whole channels are dropped: the mask is [N, C, 1, ...]."""
+    return _drop(key, input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)
+
+
+def _drop(key: Tensor, input: Tensor, shape: tuple[int, ...], p: float, training: bool) -> Tensor:
+    if not training or p == 0.0:
+        return input
+    if p == 1.0:
+        return input * 0.0
+    keep = uniform(key, math.prod(shape)).reshape(shape) >= p
+    return input * (keep.to(input.dtype) / (1.0 - p))
+
+
+def _shape(size: Any) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+
+
+def _rand(key: Tensor, *size: Any, **options: Any) -> Tensor:
+    shape = _shape(options.pop("size", None) or size)
+    return _uniform(key, shape, options)
+
+
+def _rand_like(key: Tensor, input: Tensor, **options: Any) -> Tensor:
+    return _uniform(key, input.shape, {"dtype": input.dtype, **options})
+
+
+def _randn(key: Tensor, *size: Any, **options: Any) -> Tensor:
+    shape = _shape(options.pop("size", None) or size)
+    return _normal(key, shape, options)
+
+
+def _randn_like(key: Tensor, input: Tensor, **options: Any) -> Tensor:
+    return _normal(key, input.shape, {"dtype": input.dtype, **options})
+
+
+def _bernoulli(key: Tensor, input: Tensor, **options: Any) -> Tensor:
+    return (uniform(key, input.numel()).reshape(input.shape) < input).to(input.dtype)
+
+
+def _randperm(key: Tensor, n: int, **options: Any) -> Tensor:
+    return random_bits(key, n).argsort()
+
+
+def _uniform(key: Tensor, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+    return uniform(key, math.prod(shape), options.get("dtype") or torch.get_default_dtype()).reshape(shape)
+
+
+def _normal(key: Tensor, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+    """Box-Muller."""
+    count = math.prod(shape)
+    first, second = uniform(key, 2 * count, torch.float64).split(count, dim=-1)
+    drawn = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()
+    return drawn.to(options.get("dtype") or torch.get_default_dtype()).reshape(shape)
+
+
+_REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.dropout: _dropout,
+    F.dropout1d: _feature_dropout,
+    F.dropout2d: _feature_dropout,
+    F.dropout3d: _feature_dropout,
+    torch.dropout: lambda key, input, p, train: _dropout(key, input, p, train),
+    torch.rand: _rand,
+    torch.rand_like: _rand_like,
+    torch.randn: _randn,
+    torch.randn_like: _randn_like,
+    torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
+    torch.randperm: _randperm,
+}

@@ -1,0 +1,128 @@
+"""The wire: everything that would cross a network passes here and is counted, in bits, by the code that carries it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def dense_bits(value: Tensor) -> int:
+    """Bits of ``value`` sent as it is."""
+    return value.numel() * value.element_size() * 8
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The encoded updates of C clients.
+
+    Attributes:
+        values: ``[C, n]``, what the server will see.
+        bits: what each client's encoding needs, ``[C]`` or one number for all.
+    """
+
+    values: Tensor
+    bits: int | Tensor
+
+    @classmethod
+    def dense(cls, values: Tensor) -> "Payload":
+        """Rows sent as they are."""
+        return cls(values, dense_bits(values[0]) if len(values) else 0)
+
+    def total_bits(self) -> int:
+        """Bits of all clients together."""
+        return int(self.bits.sum()) if isinstance(self.bits, Tensor) else self.bits * len(self.values)
+
+
+class Message:
+    """What goes down to each participant of a round: named payloads.
+
+    A payload is a piece of server state, such as the model. A client that kept the last one it received can be brought
+    up to date by the increments it missed; it is charged for those or for the whole, whichever is less.
+    """
+
+    def __init__(self) -> None:
+        self.payloads: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Send ``value`` (the same for all clients) under ``name``."""
+        if name in self.payloads:
+            raise ValueError(f"Two callbacks send a payload named {name!r}; names must be unique.")
+        self.payloads[name] = value
+
+
+class Ledger:
+    """Counts what crosses the wire, per direction and payload; knows what each client last received.
+
+    Increments: after a round the server may say what a client would need to bring its copy of a payload up to date
+    (``record_increment``): r floats for a model that moved in a known subspace. Without one, the whole is charged.
+
+    Args:
+        num_clients: N.
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        # The round in which a client last took part (0: never): it then held the state from before that round.
+        self.last_round = torch.zeros(num_clients, dtype=torch.int64)
+        self.totals = {"up": 0, "down": 0}
+        self.up_bits: dict[str, int] = {}
+        self.down_bits: dict[str, int] = {}
+        # replay[name][t]: bits of all increments of rounds 1..t
+        self.replay: dict[str, list[int]] = {}
+
+    def start_round(self) -> None:
+        """Forget the counts of the last round."""
+        self.up_bits, self.down_bits = {}, {}
+
+    def download(self, message: Message, clients: Tensor, round_number: int) -> None:
+        """Charge ``clients`` [M] for ``message``, catch-up included."""
+        last = self.last_round[clients]
+        newcomers = int((last == 0).sum())
+        for name, value in message.payloads.items():
+            whole = dense_bits(value)
+            missed = self._missed_bits(name, whole, last[last > 0], round_number)
+            self.down_bits[name] = newcomers * whole + int(missed.clamp(max=whole).sum())
+        self.last_round[clients] = round_number
+
+    def upload(self, name: str, payload: Payload) -> None:
+        """Charge the clients of a cohort for their upload."""
+        self.up_bits[name] = self.up_bits.get(name, 0) + payload.total_bits()
+
+    def close_round(self, up_bits: dict[str, int]) -> None:
+        """End a round with the uploads of all processes."""
+        self.up_bits = up_bits
+        self.totals["up"] += sum(self.up_bits.values())
+        self.totals["down"] += sum(self.down_bits.values())
+
+    def record_increment(self, name: str, bits: int, round_number: int) -> None:
+        """Say what round ``round_number`` changed in payload ``name``, as bits per client that wants to follow."""
+        cumulative = self.replay.setdefault(name, [0])
+        if len(cumulative) != round_number:
+            raise ValueError(f"Increments of {name!r} must be recorded every round.")
+        cumulative.append(cumulative[-1] + bits)
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes of the last round and of all rounds, for the log."""
+        result = {}
+        for direction, counts in (("up", self.up_bits), ("down", self.down_bits)):
+            result[f"comm/{direction}_bytes"] = sum(counts.values()) / 8
+            result[f"comm/total_{direction}_bytes"] = self.totals[direction] / 8
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        replay = {name: torch.tensor(values) for name, values in self.replay.items()}
+        return {"last_round": self.last_round.clone(), "totals": dict(self.totals), "replay": replay}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.last_round = state["last_round"].clone()
+        self.totals = dict(state["totals"])
+        self.replay = {name: values.tolist() for name, values in state["replay"].items()}
+
+    def _missed_bits(self, name: str, whole: int, last: Tensor, round_number: int) -> Tensor:
+        if name not in self.replay:
+            return torch.full_like(last, whole)
+        cumulative = self.replay[name]
+        now = cumulative[round_number - 1]
+        return torch.tensor([now - cumulative[t - 1] for t in last.tolist()], dtype=torch.int64)

@@ -1,0 +1,45 @@
+"""Data of N clients: sources, partitioners, batch transforms, and the data module that joins them."""
+
+from lfl.data.base import Batch, FederatedData
+from lfl.data.datamodule import FederatedDataModule
+from lfl.data.partition import IndexSets, Partition
+from lfl.data.partitioners import (
+    ClassesPerClientPartitioner,
+    DirichletPartitioner,
+    IIDPartitioner,
+    NaturalPartitioner,
+    Partitioner,
+    QuantitySkewPartitioner,
+    ShardPartitioner,
+    match_label_mix,
+)
+from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source, TensorData
+from lfl.data.torchvision_source import TorchvisionSource
+from lfl.data.transforms import BatchTransform, Normalize, RandomCrop, RandomHorizontalFlip, ToFloat
+
+__all__ = [
+    "MNIST5000",
+    "Batch",
+    "BatchTransform",
+    "ClassesPerClientPartitioner",
+    "DatasetSource",
+    "Digits",
+    "DirichletPartitioner",
+    "FederatedData",
+    "FederatedDataModule",
+    "IIDPartitioner",
+    "IndexSets",
+    "NaturalPartitioner",
+    "Normalize",
+    "Partition",
+    "Partitioner",
+    "QuantitySkewPartitioner",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "ShardPartitioner",
+    "Source",
+    "TensorData",
+    "ToFloat",
+    "TorchvisionSource",
+    "match_label_mix",
+]

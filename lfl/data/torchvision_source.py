@@ -1,0 +1,147 @@
+"""The image data sets of torchvision, loaded whole."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.data.sources import Source, TensorData
+
+DatasetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "EMNIST"]
+EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+
+_EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+_IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+_IDX_FILES = tuple(f"{part}-{kind}" for part in ("train", "t10k") for kind in _IDX_KINDS)
+
+
+class _Layout(NamedTuple):
+    """What lies where below `root`: as torchvision has it, repeated so that the check need not import torchvision."""
+
+    folder: str
+    files: tuple[str, ...]
+    num_classes: int
+
+
+_LAYOUTS = {
+    "CIFAR10": _Layout(
+        "cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"), 10
+    ),
+    "CIFAR100": _Layout("cifar-100-python", ("train", "test", "meta"), 100),
+    "MNIST": _Layout("MNIST/raw", _IDX_FILES, 10),
+    "FashionMNIST": _Layout("FashionMNIST/raw", _IDX_FILES, 10),
+}
+
+
+class TorchvisionSource(Source):
+    """CIFAR-10, CIFAR-100, MNIST, Fashion-MNIST or EMNIST, read from torchvision's files into tensors.
+
+    Inputs are (n, channels, height, width), channels 3 or 1. Labels count from 0, EMNIST's letters too. EMNIST's
+    images lie on their sides, as in the published files and in torchvision.
+
+    Args:
+        dataset: the name of the data set.
+        root: the folder that holds, or will hold, torchvision's folders (``cifar-10-batches-py``, ``MNIST/raw`` ...).
+        download: whether to fetch what is missing. Files that are there are used without a look at the network.
+        split: which part of EMNIST; the other data sets have no parts.
+        as_uint8: bytes 0..255 instead of float32 in [0, 1]: a quarter of the memory, and `ToFloat` belongs among the
+            transforms then.
+
+    Raises:
+        ValueError: `dataset` or `split` is none of the allowed names.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetName = "CIFAR10",
+        root: str = "data",
+        download: bool = False,
+        split: EMNISTSplit = "balanced",
+        as_uint8: bool = False,
+    ) -> None:
+        if dataset not in (*_LAYOUTS, "EMNIST"):
+            raise ValueError(f"`dataset={dataset!r}` of TorchvisionSource must be one of {[*_LAYOUTS, 'EMNIST']}.")
+        if split not in _EMNIST_CLASSES:
+            raise ValueError(f"`split={split!r}` of TorchvisionSource must be one of {list(_EMNIST_CLASSES)}.")
+        self.dataset = dataset
+        self.root = root
+        self.download = download
+        self.split = split
+        self.as_uint8 = as_uint8
+        self._layout = _emnist_layout(split) if dataset == "EMNIST" else _LAYOUTS[dataset]
+        self.num_classes = self._layout.num_classes
+
+    @override
+    def check(self) -> None:
+        missing = self._missing()
+        if missing and not self.download:
+            raise FileNotFoundError(
+                f"{self.dataset} is not at {str(self._folder.resolve())!r}: no file {missing[0]!r}. Set `root` "
+                f"(now {self.root!r}) to the folder that holds {self._layout.folder!r}, or set `download: true` to "
+                f'fetch it there, or run once: python -c "{self._fetching_code()}".'
+            )
+
+    @override
+    def prepare(self) -> None:
+        self.check()
+        if not self._missing():
+            return
+        from filelock import FileLock
+
+        Path(self.root).mkdir(parents=True, exist_ok=True)
+        # Two processes that unpack into one folder would leave each other broken files.
+        with FileLock(Path(self.root) / f".{self.dataset}.lock"):
+            if self._missing():
+                self._open(train=True, download=True)
+
+    @override
+    def load(self) -> tuple[TensorData, TensorData]:
+        self.prepare()
+        try:
+            return self._read(train=True), self._read(train=False)
+        except RuntimeError as error:
+            folder = str(self._folder.resolve())
+            raise RuntimeError(f"{self.dataset} at {folder!r} is damaged; delete that folder, get it anew.") from error
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.root) / self._layout.folder
+
+    def _missing(self) -> list[str]:
+        return [name for name in self._layout.files if not (self._folder / name).is_file()]
+
+    def _fetching_code(self) -> str:
+        split = f", split={self.split!r}" if self.dataset == "EMNIST" else ""
+        return f"import torchvision as tv; tv.datasets.{self.dataset}({self.root!r}{split}, download=True)"
+
+    def _open(self, train: bool, download: bool = False) -> Any:
+        from torchvision import datasets
+
+        make: Callable[..., Any] = getattr(datasets, self.dataset)
+        split = {"split": self.split} if self.dataset == "EMNIST" else {}
+        with warnings.catch_warnings():
+            # The published pickles of CIFAR are older than this rule of numpy 2.4.
+            warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
+            return make(self.root, train=train, download=download, **split)
+
+    def _read(self, train: bool) -> TensorData:
+        opened = self._open(train)
+        images = torch.as_tensor(opened.data)
+        images = images.permute(0, 3, 1, 2).contiguous() if images.dim() == 4 else images.unsqueeze(1)
+        labels = torch.as_tensor(opened.targets).long()
+        if self.dataset == "EMNIST" and self.split == "letters":
+            labels = labels - 1
+        return TensorData(images if self.as_uint8 else _scaled(images), labels)
+
+
+def _emnist_layout(split: str) -> _Layout:
+    files = tuple(f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in _IDX_KINDS)
+    return _Layout("EMNIST/raw", files, _EMNIST_CLASSES[split])
+
+
+def _scaled(images: Tensor) -> Tensor:
+    return images.to(torch.float32).div_(255)

@@ -1,0 +1,117 @@
+"""Which examples each client of a cohort sees at each local step."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lfl.randomness import fold, random_bits
+
+_LAST = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch of some clients at one step, all of the same size.
+
+    Attributes:
+        step: the local step.
+        active: clients at work in this step.
+        is_last: whether it completes the step.
+        rows: the clients, as rows of the cohort.
+        indices: positions in the training data [G, b].
+        keys: keys of the examples' augmentation [G, b].
+    """
+
+    step: int
+    active: int
+    is_last: bool
+    rows: slice | Tensor
+    indices: Tensor
+    keys: Tensor
+
+
+class LocalSchedule:
+    """Walks C clients through their data: shuffled epochs, last partial batches kept, exactly as one at a time.
+
+    Every epoch of a client is a permutation drawn from its key and the number of the epoch. Clients whose batches at a
+    step have the same size form one batch ``[G, b, ...]``; nothing is padded.
+
+    Args:
+        indices: positions of each client's examples [C, n_max], padded.
+        sizes: how many there are [C] (CPU).
+        num_steps: local steps [C] (CPU), descending.
+        batch_size: b.
+        shuffle_keys: one key per client [C], on the device of ``indices``.
+        augment_keys: likewise.
+        shuffle: off for a pass in stored order.
+    """
+
+    def __init__(
+        self,
+        indices: Tensor,
+        sizes: Tensor,
+        num_steps: Tensor,
+        batch_size: int,
+        shuffle_keys: Tensor,
+        augment_keys: Tensor,
+        shuffle: bool = True,
+    ) -> None:
+        self._indices, self._batch_size, self._shuffle = indices, batch_size, shuffle
+        self._shuffle_keys, self._augment_keys = shuffle_keys, augment_keys
+        count, steps_per_epoch = sizes.numpy(), steps_per_epoch_of(sizes, batch_size).numpy()
+        step = np.arange(int(num_steps.max()))[:, None]
+        # [S, C]: which epoch, which batch of it, and how large, for every step of every client.
+        self._epoch, self._batch = step // steps_per_epoch, step % steps_per_epoch
+        self._size = np.minimum(batch_size, count - self._batch * batch_size)
+        self._active = (num_steps.numpy() > step).sum(axis=1)
+        self._order = torch.zeros_like(indices)
+        self._beyond = torch.arange(indices.shape[1], device=indices.device) >= sizes.to(indices.device)[:, None]
+
+    def __iter__(self) -> Iterator[BatchPlan]:
+        for step, active in enumerate(self._active.tolist()):
+            starting = np.flatnonzero(self._batch[step, :active] == 0)
+            if len(starting):
+                self._reshuffle(_as_rows(starting), torch.from_numpy(self._epoch[step, starting]))
+            sizes = self._size[step, :active]
+            distinct = np.unique(sizes)[::-1].tolist()
+            for size in distinct:
+                members = np.flatnonzero(sizes == size)
+                offsets = self._batch[step, members] * self._batch_size
+                rows = _as_rows(members)
+                indices, keys = self._take(rows, offsets, size, self._epoch[step, members])
+                yield BatchPlan(step, active, size == distinct[-1], rows, indices, keys)
+
+    def _reshuffle(self, rows: slice | Tensor, epochs: Tensor) -> None:
+        if not self._shuffle:
+            self._order[rows] = self._indices[rows]
+            return
+        keys = fold(self._shuffle_keys[rows], epochs.to(self._indices.device))
+        draws = random_bits(keys, self._indices.shape[1]).masked_fill(self._beyond[rows], _LAST)
+        self._order[rows] = self._indices[rows].gather(1, draws.argsort(dim=1, stable=True))
+
+    def _take(self, rows: slice | Tensor, offsets: np.ndarray, size: int, epochs: np.ndarray) -> tuple[Tensor, Tensor]:
+        device = self._indices.device
+        order = self._order[rows]
+        if (offsets == offsets[0]).all():
+            start = int(offsets[0])
+            columns = torch.arange(start, start + size, device=device).expand(len(offsets), size)
+            indices = order[:, start : start + size]
+        else:
+            columns = (torch.from_numpy(offsets)[:, None] + torch.arange(size)).to(device)
+            indices = order.gather(1, columns)
+        epoch_keys = fold(self._augment_keys[rows], torch.from_numpy(epochs).to(device))
+        return indices, epoch_keys[:, None] + columns
+
+
+def steps_per_epoch_of(sizes: Tensor, batch_size: int) -> Tensor:
+    """Batches in one epoch [C]; the last one may be smaller."""
+    return (sizes + batch_size - 1) // batch_size
+
+
+def _as_rows(members: np.ndarray) -> slice | Tensor:
+    """Neighbouring rows as a slice, which makes views instead of copies."""
+    first, last = int(members[0]), int(members[-1])
+    return slice(first, last + 1) if last - first + 1 == len(members) else torch.from_numpy(members)

@@ -1,0 +1,88 @@
+"""Choosing an engine."""
+
+import time
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lfl.callbacks.base import FederatedCallback
+from lfl.client import ClientModel
+from lfl.data.base import FederatedData
+from lfl.engine.base import LocalEngine, LocalWork
+from lfl.engine.sequential import SequentialEngine
+from lfl.engine.vectorized import VectorizedEngine, why_not_vectorized
+from lfl.randomness import client_keys
+
+EngineName = Literal["auto", "sequential", "vectorized"]
+
+_COHORT_BYTES = 2**28  # parameters of one cohort, when the user gives no size
+_LARGEST_COHORT = 64
+
+
+def build_engine(
+    name: EngineName,
+    model: ClientModel,
+    data: FederatedData,
+    work: LocalWork,
+    callbacks: list[FederatedCallback],
+    seed: int,
+    cohort_size: int | None = None,
+) -> LocalEngine:
+    """Probe the model and build the engine.
+
+    ``auto`` takes the vectorized engine where the model allows it and a short trial finds it faster.
+
+    Raises:
+        ValueError: ``vectorized`` was asked for and the model cannot be vectorized; names the reason.
+    """
+    batch, keys = _trial_batch(data, model, seed)
+    model.probe(tree_map(lambda x: x[0], batch), keys[0])
+    sequential = SequentialEngine(model, data, work, callbacks, seed)
+    if name == "sequential":
+        return sequential
+    with model.recording():
+        reason = why_not_vectorized(model, batch, keys)
+    if reason is not None and name == "vectorized":
+        raise ValueError(f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`.")
+    if reason is not None:
+        rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
+        return sequential
+    size = cohort_size or automatic_cohort_size(model)
+    vectorized = VectorizedEngine(model, data, work, callbacks, seed, size)
+    if name == "auto" and _seconds_per_client(vectorized, data, seed) >= _seconds_per_client(sequential, data, seed):
+        return sequential
+    return vectorized
+
+
+def automatic_cohort_size(model: ClientModel) -> int:
+    """As many clients as keep a cohort's parameters within 256 MiB, at most 64."""
+    row = max(1, model.layout.dim) * model.layout.dtype.itemsize
+    return max(1, min(_LARGEST_COHORT, _COHORT_BYTES // row))
+
+
+def _trial_batch(data: FederatedData, model: ClientModel, seed: int, count: int = 2) -> tuple[Any, Tensor]:
+    """A batch of ``count`` equal clients (the one with most examples), and their keys."""
+    largest = data.client_sizes.argmax().expand(count)
+    indices, sizes = data.client_indices(largest)
+    device = model.parameters[0].device
+    indices = indices[:, : min(data.batch_size, int(sizes[0]))].to(device)
+    batch = next(iter(data.batches([(indices, indices)])))
+    return model.convert(batch), client_keys(torch.arange(count, device=device), seed, "trial")
+
+
+def _seconds_per_client(engine: LocalEngine, data: FederatedData, seed: int) -> float:
+    """Seconds of one gradient for one client, the best of three."""
+    count = engine.cohort_size if engine.name == "vectorized" else 1
+    batch, keys = _trial_batch(data, engine.model, seed, count)
+    params = engine.model.flat_parameters().repeat(count, 1)
+    best = float("inf")
+    with engine.model.recording():
+        for _ in range(4):  # the first is for warming up
+            start = time.perf_counter()
+            gradients, _, _ = engine.gradients(params, batch, 0, keys, params[0].clone())
+            float(gradients[0, 0])  # wait for the device
+            best = min(best, time.perf_counter() - start)
+    return best / count

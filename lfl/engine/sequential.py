@@ -1,0 +1,46 @@
+"""One client at a time, with the module's own parameters."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from typing_extensions import override
+
+from lfl.engine.base import LocalEngine
+from lfl.randomness import derive_seed
+from lfl.round import Cohort
+
+
+class SequentialEngine(LocalEngine):
+    """Cohorts of one client; runs every module, buffers and global random numbers included."""
+
+    name: Literal["sequential", "vectorized"] = "sequential"
+
+    @override
+    def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
+        return torch.arange(len(ids))
+
+    @override
+    def gradients(
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        model = self.model
+        model.bind(params[0])
+        loss, logs = model.loss(None, tree_map(lambda x: x[0], batch), step, keys[0], anchor)
+        gradients = torch.autograd.grad(loss, model.parameters, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return flat.unsqueeze(0), loss.detach().unsqueeze(0), logs
+
+    @override
+    def _place(self, cohort: Cohort) -> None:
+        self.model.bind(cohort.values[0] if cohort.round.basis is None else cohort.params[0])
+        self.model.load_buffers(cohort.buffers[0], cohort.round.trainer.server_counters)
+        if self.model.uses_global_generator:
+            # Operations that no key can reach draw from torch's global stream: give each client its own.
+            torch.manual_seed(derive_seed(self.seed, "global", cohort.round.number, int(cohort.ids[0])))
+
+    @override
+    def _collect(self, cohort: Cohort) -> None:
+        cohort.buffers = self.model.flat_buffers().unsqueeze(0)
+        cohort.counters = [counter.clone().unsqueeze(0) for counter in self.model.counters]

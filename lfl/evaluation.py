@@ -1,0 +1,118 @@
+"""Evaluating the server's model with the module's own validation, test and prediction steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from lfl.client import ClientModel
+
+Stage = Literal["validate", "test", "predict"]
+_STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+class Evaluator:
+    """Runs ``validation_step``, ``test_step`` or ``predict_step`` over dataloaders, in evaluation mode.
+
+    Logged values are averaged over examples; ``Metric`` objects are computed over the whole set.
+
+    Args:
+        model: the model; evaluation uses its parameters as they are bound.
+        fabric: for the device and, with several processes, to share the batches.
+    """
+
+    def __init__(self, model: ClientModel, fabric: Fabric) -> None:
+        self._model, self._fabric = model, fabric
+
+    def can(self, stage: Stage) -> bool:
+        """Whether the module has the step for ``stage``."""
+        return stage == "predict" or is_overridden(f"{_STEPS[stage]}_step", self._model.module)
+
+    def run(self, stage: Stage, dataloaders: Any) -> tuple[dict[str, float], list[Any]]:
+        """Metrics, and the outputs of ``predict_step`` (this process's).
+
+        Args:
+            stage: which step to run.
+            dataloaders: one iterable of batches, or a list of them.
+        """
+        several = isinstance(dataloaders, list | tuple)
+        loaders: list[Iterable[Any]] = list(dataloaders) if several else [dataloaders]
+        metrics: dict[str, float] = {}
+        outputs: list[Any] = []
+        module = self._model.module
+        prefix = _STEPS[stage]
+        module.eval()
+        try:
+            with torch.no_grad(), self._model.recording():
+                self._call(f"on_{prefix}_start")
+                self._call(f"on_{prefix}_epoch_start")
+                for index, loader in enumerate(loaders):
+                    suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
+                    found = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
+                    metrics.update({name + suffix: value for name, value in found.items()})
+                self._model.recorder.start()
+                self._call(f"on_{prefix}_epoch_end")
+                metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
+                metrics.update(self._metric_objects())
+                self._call(f"on_{prefix}_end")
+        finally:
+            module.train()
+        return metrics, outputs
+
+    def _run_loader(self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, float]:
+        step = getattr(self._model.module, f"{_STEPS[stage]}_step")
+        recorder = self._model.recorder
+        sums: dict[str, Tensor] = {}
+        for number, raw in enumerate(loader):
+            if number % self._fabric.world_size != self._fabric.global_rank:
+                continue
+            batch = self._model.convert(move_data_to_device(raw, self._fabric.device))
+            recorder.start()
+            with self._model.autocast():
+                output = step(*_arguments(step, batch, number, index))
+            if stage == "predict":
+                outputs.append(output)
+            size = _batch_size(batch)
+            for name, value in recorder.values.items():
+                weight = recorder.batch_sizes.get(name, size)
+                row = torch.stack([value.double() * weight, value.new_tensor(weight, dtype=torch.float64)])
+                sums[name] = sums[name] + row if name in sums else row
+        return {name: float(total[0] / total[1]) for name, total in self._join(sums).items()}
+
+    def _join(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        from lfl.distributed import sum_over_processes
+
+        return sum_over_processes(self._fabric, sums)
+
+    def _metric_objects(self) -> dict[str, float]:
+        computed = {name: float(metric.compute()) for name, metric in self._model.recorder.metrics.items()}
+        for metric in self._model.recorder.metrics.values():
+            metric.reset()
+        self._model.recorder.metrics.clear()
+        return computed
+
+    def _call(self, hook: str) -> None:
+        if hasattr(self._model.module, hook):
+            getattr(self._model.module, hook)()
+
+
+def _arguments(step: Any, batch: Any, number: int, index: int | None) -> tuple[Any, ...]:
+    count = len(inspect.signature(step).parameters)
+    return (batch, number, index or 0)[:count]
+
+
+def _batch_size(batch: Any) -> int:
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            return len(leaf) if leaf.dim() else 1
+    return 1

@@ -1,0 +1,229 @@
+"""The federated round, in the one place where rounds are looped. No algorithm is named here."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lfl.callbacks.base import FederatedCallback, overrides
+from lfl.comm import Message, Payload, dense_bits
+from lfl.distributed import max_over_processes, sum_over_processes
+from lfl.round import Cohort, Round
+
+if TYPE_CHECKING:
+    from lfl.trainer import FederatedTrainer
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """A client's update is not finite and the policy is to stop."""
+
+
+class FederatedLoop:
+    """Runs rounds on what the trainer has set up.
+
+    Args:
+        trainer: owns the engine, the server, the callbacks, the store, the ledger and the loggers.
+    """
+
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self.trainer = trainer
+        self._hooks = {name: [c for c in trainer.stack if overrides(c, name)] for name in _HOOKS}
+
+    def run_round(self, number: int) -> Round:
+        """Select, download, train, encode, aggregate, decode, step the server, evaluate, log."""
+        started = time.perf_counter()
+        round = self._select(number)
+        self._download(round)
+        for cohort in self.trainer.engine.cohorts(round, self.trainer.server_buffers):
+            self._load_buffers(cohort)
+            self.trainer.engine.train(cohort, self.trainer.learning_rates.current)
+            self._refuse_nonfinite(cohort)
+            self._upload(cohort)
+            self.trainer.display.clients_done(len(cohort.num_steps))
+        self._aggregate(round)
+        self._step(round)
+        round.log("time/train_s", time.perf_counter() - started)
+        self._evaluate(round)
+        self._finish(round)
+        round.log("time/round_s", time.perf_counter() - started)
+        return round
+
+    def _select(self, number: int) -> Round:
+        trainer = self.trainer
+        clients = trainer.participation.select(number, trainer.num_clients, trainer.seed)
+        clients = clients[trainer.data.client_sizes[clients] > 0]
+        home = clients % trainer.fabric.world_size == trainer.fabric.global_rank
+        round = Round(trainer, number, clients, trainer.server.vector.clone(), clients[home])
+        trainer.display.round_started(number, len(round.local_clients))
+        for callback in self._hooks["on_round_start"]:
+            callback.on_round_start(round)
+        for callback in self._hooks["coordinates"]:
+            round.basis = callback.coordinates(round)
+        trainer.aggregator.start()
+        return round
+
+    def _download(self, round: Round) -> None:
+        trainer = self.trainer
+        trainer.ledger.start_round()
+        message = Message()
+        message.add("model", round.server)
+        if trainer.buffers != "client" and trainer.server_buffers.numel():
+            message.add("buffers", trainer.server_buffers)
+        for callback in self._hooks["on_download"]:
+            callback.on_download(message)
+        trainer.ledger.download(message, round.clients, round.number)
+
+    def _load_buffers(self, cohort: Cohort) -> None:
+        if self.trainer.buffers == "client" and cohort.buffers.numel():
+            kept = self.trainer.store.gather("buffers", cohort.ids)
+            fresh = torch.isnan(kept).any(dim=1, keepdim=True)  # never written: start from the server's
+            cohort.buffers = torch.where(fresh, cohort.buffers, kept)
+
+    def _refuse_nonfinite(self, cohort: Cohort) -> None:
+        """Drop clients whose update is not finite, or stop: nothing of theirs reaches the server or the store."""
+        finite = torch.isfinite(cohort.values.sum(dim=1) + cohort.buffers.sum(dim=1))
+        if bool(finite.all()):
+            return
+        finite = torch.isfinite(cohort.values).all(dim=1) & torch.isfinite(cohort.buffers).all(dim=1)
+        mask = finite.cpu()
+        refused = cohort.ids[~mask].tolist()
+        if not refused:
+            return
+        where = f"client(s) {', '.join(map(str, refused))} in round {cohort.round.number}"
+        if self.trainer.on_nonfinite == "stop":
+            raise NonFiniteUpdateError(
+                f"The update of {where} is not finite (NaN or inf): look for bad values in its data, or lower the learning "
+                "rate; `trainer.on_nonfinite=skip` goes on without such updates."
+            )
+        self.trainer.display.message(f"Skipped the update of {where}: it is not finite.")
+        cohort.round.num_refused += len(refused)
+        cohort.keep(mask)
+
+    def _upload(self, cohort: Cohort) -> None:
+        """What the clients of a cohort send: the encoded update, extra payloads, buffers; each counted."""
+        if not len(cohort):
+            return
+        trainer, round = self.trainer, cohort.round
+        for callback in self._hooks["on_cohort_end"]:
+            callback.on_cohort_end(cohort)
+        payload = Payload.dense(cohort.delta)
+        for callback in self._hooks["encode"]:
+            payload = callback.encode(cohort, payload)
+        trainer.ledger.upload("update", payload)
+        rows = payload.values
+        for callback in reversed(self._per_client_codecs()):
+            rows = callback.decode(round, rows)
+        weights = trainer.aggregator.weights(cohort.num_examples)
+        trainer.aggregator.add(rows, weights)
+        for name, extra in cohort.uploads.items():
+            trainer.ledger.upload(name, Payload.dense(extra))
+            round.accumulate(f"received/{name}", extra.sum(dim=0, dtype=torch.float64))
+        for name, values in cohort.metrics.items():
+            round.accumulate(f"metrics/{name}", values.sum())
+        round.num_reported += len(cohort)
+        round.reported.append(cohort.ids)
+        self._upload_buffers(cohort, weights)
+
+    def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> None:
+        trainer, round = self.trainer, cohort.round
+        if trainer.buffers == "client" and cohort.buffers.numel():
+            trainer.store.scatter("buffers", cohort.ids, cohort.buffers)
+        if trainer.buffers != "average":
+            return
+        round.keep_counters([rows.amax(dim=0) for rows in cohort.counters])
+        if cohort.buffers.numel():
+            trainer.ledger.upload("buffers", Payload.dense(cohort.buffers))
+            # Differences, so that a buffer nobody changes stays what it is, to the bit.
+            moved = (cohort.buffers - trainer.server_buffers).double()
+            weights = weights.to(moved.device)
+            round.accumulate("buffers", weights @ moved)
+            round.accumulate("buffers/weight", weights.sum())
+
+    def _aggregate(self, round: Round) -> None:
+        """Join what the processes found, and decode the aggregate."""
+        trainer = self.trainer
+        counts = {"clients": round.num_reported, "refused": round.num_refused, **trainer.ledger.up_bits}
+        round.sums.update({f"count/{name}": round.server.new_tensor(n).double() for name, n in counts.items()})
+        round.sums.update({f"aggregate/{name}": value for name, value in trainer.aggregator.sums.items()})
+        round.sums = sum_over_processes(trainer.fabric, round.sums)
+        trainer.aggregator.sums = round.take("aggregate/")
+        round.received = round.take("received/")
+        totals = {name: int(value) for name, value in round.take("count/").items()}
+        round.num_reported, round.num_refused = totals.pop("clients"), totals.pop("refused")
+        trainer.ledger.close_round(totals)
+        self._average_buffers(round)
+        if not round.num_reported:
+            return
+        update = trainer.aggregator.result().to(round.server.dtype)
+        for callback in reversed(self._shared_codecs()):
+            update = callback.decode(round, update)
+        if round.basis is not None:
+            round.update_coordinates, update = update, round.basis.lift(update)
+        round.update = update
+        for callback in self._hooks["on_aggregate"]:
+            callback.on_aggregate(round)
+
+    def _average_buffers(self, round: Round) -> None:
+        trainer = self.trainer
+        if "buffers" in round.sums:
+            moved = round.sums["buffers"] / round.sums["buffers/weight"]
+            trainer.server_buffers = (trainer.server_buffers.double() + moved).to(trainer.server_buffers.dtype)
+        counters = max_over_processes(trainer.fabric, round.counters or trainer.server_counters)
+        trainer.server_counters = [c.clone() for c in counters]
+
+    def _step(self, round: Round) -> None:
+        """Move the server, and record what a client would need to follow."""
+        trainer = self.trainer
+        if round.update is not None:
+            trainer.server.step(round.update)
+        sent = round.update_coordinates if trainer.server.is_plain_sgd else None
+        trainer.ledger.record_increment("model", dense_bits(round.server if sent is None else sent), round.number)
+        for callback in self._hooks["on_server_step"]:
+            callback.on_server_step(round)
+
+    def _evaluate(self, round: Round) -> None:
+        trainer = self.trainer
+        for name, total in round.take("metrics/").items():
+            if not name.endswith("/count"):
+                round.log(name, total / round.sums[f"metrics/{name}/count"])
+        if trainer.is_evaluation_due(round.number):
+            for name, value in trainer.evaluate_server("validate", trainer.val_dataloaders).items():
+                round.log(name, value)
+
+    def _finish(self, round: Round) -> None:
+        trainer = self.trainer
+        round.log("lr", trainer.learning_rates.lr)
+        round.log("clients", float(round.num_reported))
+        if round.num_refused or trainer.total_refused:
+            trainer.total_refused += round.num_refused
+            round.log("clients_refused", float(round.num_refused))
+        for name, value in trainer.ledger.metrics().items():
+            round.log(name, value)
+        for callback in self._hooks["on_round_end"]:
+            callback.on_round_end(round)
+
+    def _first_shared(self) -> int:
+        """Codecs before the first non-linear one are linear: what they encode is averaged before it is decoded."""
+        codecs = self._hooks["encode"]
+        return next((i for i, codec in enumerate(codecs) if not codec.linear), len(codecs))
+
+    def _shared_codecs(self) -> list[FederatedCallback]:
+        return self._hooks["encode"][: self._first_shared()]
+
+    def _per_client_codecs(self) -> list[FederatedCallback]:
+        return self._hooks["encode"][self._first_shared() :]
+
+
+_HOOKS = (
+    "on_round_start",
+    "coordinates",
+    "on_download",
+    "on_cohort_end",
+    "encode",
+    "on_aggregate",
+    "on_server_step",
+    "on_round_end",
+)

@@ -1,0 +1,60 @@
+"""LeNet-5.
+
+Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-Based Learning Applied to Document Recognition", Proceedings of
+the IEEE 86(11), 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf
+"""
+
+from torch import nn
+
+from lfl.models.backbone import Backbone, Norm, norm_layer
+
+
+class LeNet5(Backbone):
+    """Convolutions of 6 and 16 channels with pooling, then 120 and 84 units; 61,706 parameters on MNIST.
+
+    As usual today, and unlike the paper: ReLU instead of tanh, max pooling, full connections between the convolutions,
+    a linear output. As in the paper, an image smaller than 32x32 is padded with zeros to that size.
+
+    Args:
+        in_channels: channels of an image.
+        image_size: height and width of an image, in pixels: an even number.
+        num_classes: number of logits.
+        norm: normalisation after each convolution.
+        groups: number of groups of GroupNorm.
+
+    Raises:
+        ValueError: ``image_size`` is odd or not positive.
+
+    Example:
+        >>> import torch
+        >>> LeNet5(in_channels=3, image_size=32)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        image_size: int = 28,
+        num_classes: int = 10,
+        norm: Norm = "none",
+        groups: int = 2,
+    ) -> None:
+        if image_size < 1 or image_size % 2:
+            raise ValueError(f"`image_size={image_size}` of LeNet5 must be a positive even number, such as 28 or 32.")
+        side = ((max(image_size, 32) - 4) // 2 - 4) // 2
+        features = nn.Sequential(
+            nn.Conv2d(in_channels, 6, 5, padding=max(0, 32 - image_size) // 2),
+            norm_layer(6, norm, groups),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            norm_layer(16, norm, groups),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * side * side, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+        )
+        super().__init__(features, 84, num_classes)

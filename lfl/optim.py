@@ -1,0 +1,285 @@
+"""The local optimizer: the user's own torch optimizer, stepping C clients' rows at once."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lfl.vector import ParameterVector
+
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
+"""Optimizers that treat every entry alone: stepping [C, D] is then stepping C clients."""
+
+
+def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedulerConfig]]:
+    """A fresh optimizer and its schedulers from ``module.configure_optimizers``, in any form Lightning documents.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+    configured = module.configure_optimizers()
+    if configured is None:
+        raise ValueError(
+            f"`{type(module).__name__}.configure_optimizers` returned None; give an `optimizer:` or return one."
+        )
+    optimizers, schedulers, monitor = _configure_optimizers(configured)
+    if len(optimizers) != 1:
+        raise ValueError(
+            f"`{type(module).__name__}.configure_optimizers` returned {len(optimizers)} optimizers; a client is trained "
+            "by exactly one."
+        )
+    return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
+
+
+def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> float:
+    """How far SGD with these settings moves under a constant unit gradient: ``||a||_1 * eta``.
+
+    The scalar recursion of torch's SGD (momentum, dampening, Nesterov), over the learning rates of the steps taken.
+    ``len(rates) * lr`` without momentum.
+    """
+    group = next(iter(groups))
+    momentum, dampening, nesterov = group["momentum"], group["dampening"], group["nesterov"]
+    moved, velocity = 0.0, 0.0
+    if not momentum and len(set(rates)) <= 1:
+        return len(rates) * rates[0] if rates else 0.0
+    for step, rate in enumerate(rates):
+        velocity = 1.0 if step == 0 else momentum * velocity + 1.0 - dampening
+        moved += rate * (1.0 + momentum * velocity if nesterov else velocity if momentum else 1.0)
+    return moved
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Class and hyperparameters, in plain values."""
+    return {"class": type(optimizer).__name__, "groups": [_plain(group) for group in optimizer.param_groups]}
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if isinstance(value, int | float | str | bool)}
+
+
+class LearningRates:
+    """The learning rates of a round: ``configure_optimizers``' schedulers with interval "epoch" step once a round.
+
+    Args:
+        module: the model.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._optimizer, configs = build_optimizer(module)
+        self._schedulers = [config for config in configs if config.interval == "epoch"]
+        self.description = {
+            "optimizer": describe_optimizer(self._optimizer),
+            "schedulers": [_plain(c.scheduler.state_dict()) for c in self._schedulers],
+        }
+
+    @property
+    def current(self) -> list[float] | None:
+        """One rate per parameter group for this round; None where no scheduler changes them."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._schedulers else None
+
+    @property
+    def lr(self) -> float:
+        """The rate of the first group, for the log."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def step(self, round_number: int, metrics: dict[str, float]) -> None:
+        """End a round; ``metrics`` serve schedulers that watch one."""
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # it never steps itself; silences torch
+        for config in self._schedulers:
+            if round_number % config.frequency:
+                continue
+            if not config.reduce_on_plateau:
+                config.scheduler.step()
+            elif config.monitor in metrics:
+                config.scheduler.step(metrics[config.monitor])  # type: ignore[call-arg, arg-type]
+            elif config.strict:
+                raise ValueError(
+                    f"The learning-rate scheduler watches {config.monitor!r}, which round {round_number} did not log; "
+                    f"it logged: {', '.join(sorted(metrics))}."
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The schedulers' states and the current rates."""
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        return {"schedulers": [c.scheduler.state_dict() for c in self._schedulers], "rates": rates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        for config, saved in zip(self._schedulers, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(saved)
+        for group, rate in zip(self._optimizer.param_groups, state["rates"], strict=True):
+            group["lr"] = rate
+
+
+class LocalOptimizer:
+    """A client's optimizer, fresh for every cohort, on the rows of ``values``.
+
+    The parameters of the user's optimizer are replaced by views of ``values`` [C, D]: neighbours that share a group are
+    one tensor, so that a step is a few operations however many layers there are. An optimizer that is not elementwise
+    keeps the module's own parameters and takes one client at a time.
+
+    Args:
+        module: the model, whose parameters are views of ``values[0]``.
+        layout: where each parameter lies.
+        values: ``[C, D]``, or coordinates ``[C, R]``.
+        rates: learning rates of this round, one a group; None for the module's own.
+        in_coordinates: ``values`` are coordinates; weight decay then acts on the parameters, see ``weight_decay``.
+
+    Raises:
+        ValueError: the optimizer's groups differ, or it decays weights by itself, and ``values`` are coordinates.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        layout: ParameterVector,
+        values: Tensor,
+        rates: list[float] | None,
+        in_coordinates: bool = False,
+    ) -> None:
+        self.optimizer, configs = build_optimizer(module)
+        self._step_schedulers = [config for config in configs if config.interval == "step"]
+        self._values, self._layout = values, layout
+        self._rates_taken: list[float] = []
+        for group, rate in zip(self.optimizer.param_groups, rates or (), strict=bool(rates)):
+            group["lr"] = rate
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._names = [[names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups]
+        self._decays = [float(group.get("weight_decay", 0.0)) for group in self.optimizer.param_groups]
+        # Views of `values` by parameter of the optimizer, so that rows can be narrowed and gradients assigned.
+        self._spans: list[tuple[torch.nn.Parameter, slice]] = []
+        self._stacked = in_coordinates or type(self.optimizer) in ELEMENTWISE
+        if in_coordinates:
+            self._use_coordinates()
+        elif self._stacked:
+            for group, members in zip(self.optimizer.param_groups, self._names, strict=True):
+                self._replace(group, layout.spans(members), self._initial_state(group, members))
+        else:
+            parameters = dict(module.named_parameters())
+            self._spans = [(parameters[n], layout.slices[n]) for members in self._names for n in members]
+
+    @property
+    def is_sgd(self) -> bool:
+        """Whether it is torch's SGD."""
+        return type(self.optimizer) is torch.optim.SGD
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether it is SGD without momentum: movement is minus the learning rate times the sum of the gradients."""
+        return self.is_sgd and not any(group["momentum"] for group in self.optimizer.param_groups)
+
+    def weight_decay(self) -> Tensor | None:
+        """The coupled weight decay of every parameter [D], None where there is none."""
+        if not any(self._decays):
+            return None
+        decay = torch.zeros(self._layout.dim, dtype=self._values.dtype, device=self._values.device)
+        for value, members in zip(self._decays, self._names, strict=True):
+            for span in self._layout.spans(members):
+                decay[span] = value
+        return decay
+
+    def movement_scales(self, num_steps: list[int]) -> list[float]:
+        """``||a||_1 * eta`` for clients that took ``num_steps`` steps.
+
+        Raises:
+            ValueError: the optimizer is not SGD, or its groups differ.
+        """
+        groups = self.optimizer.param_groups
+        settings = {(g["lr"], g["momentum"], g["dampening"], g["nesterov"]) for g in groups} if self.is_sgd else set()
+        if len(settings) != 1:
+            raise ValueError(
+                f"This method divides a client's movement by its learning rate, which needs SGD with one set of "
+                f"settings; the optimizer is {type(self.optimizer).__name__} with {len(groups)} group(s)."
+            )
+        missing = max(num_steps) - len(self._rates_taken)
+        if missing > 0 and self._step_schedulers:
+            raise ValueError("This method must know the learning rates of a round before it: use a scheduler over rounds.")
+        rates = self._rates_taken + [float(groups[0]["lr"])] * missing
+        scales = {steps: movement_scale(groups, rates[:steps]) for steps in set(num_steps)}
+        return [scales[steps] for steps in num_steps]
+
+    def narrow(self, active: int) -> None:
+        """Go on with the first ``active`` clients; the others' values and state stay as they are."""
+        for parameter, span in self._spans:
+            if not self._stacked or len(parameter) == active:
+                continue
+            state = self.optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    state[key] = value[:active]
+            parameter.data = self._values[:active, span]
+
+    def step(self, gradients: Tensor) -> None:
+        """One step on ``gradients`` [A, D], A the clients still active."""
+        for parameter, span in self._spans:
+            gradient = gradients[:, span]
+            parameter.grad = gradient if parameter.shape == gradient.shape else gradient.reshape(parameter.shape)
+        self._rates_taken.append(float(self.optimizer.param_groups[0]["lr"]))
+        self.optimizer.step()
+        for config in self._step_schedulers:
+            config.scheduler.step()
+
+    def _replace(self, group: dict[str, Any], spans: list[slice], initial: dict[str, Any]) -> None:
+        """Let ``group`` step views of ``values``; ``initial`` is the state its parameters were built with."""
+        for parameter in group["params"]:
+            self.optimizer.state.pop(parameter, None)
+        group["params"] = []
+        for span in spans:
+            parameter = torch.nn.Parameter(self._values[:, span])
+            group["params"].append(parameter)
+            self._spans.append((parameter, span))
+            for key, value in initial.items():
+                own = value[span].expand_as(parameter) if isinstance(value, Tensor) and value.dim() else value
+                self.optimizer.state[parameter][key] = own.clone() if isinstance(own, Tensor) else own
+
+    def _initial_state(self, group: dict[str, Any], members: list[str]) -> dict[str, Any]:
+        """The state some optimizers (Adagrad) fill when they are built: entries over the whole vector [D]."""
+        initial: dict[str, Any] = {}
+        trained = [p for p in group["params"] if p.requires_grad]
+        for name, parameter in zip(members, trained, strict=True):
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.dim():
+                    initial.setdefault(key, value.new_zeros(self._layout.dim))[self._layout.slices[name]] = value.flatten()
+                else:
+                    initial[key] = value
+        return initial
+
+    def _use_coordinates(self) -> None:
+        groups = self.optimizer.param_groups
+        ignored = {"params", "weight_decay"}
+        settings = [{k: v for k, v in group.items() if k not in ignored} for group in groups]
+        if type(self.optimizer) not in ELEMENTWISE:
+            raise ValueError(f"{type(self.optimizer).__name__} is not elementwise and cannot run on subspace coordinates.")
+        if any(other != settings[0] for other in settings):
+            raise ValueError("On subspace coordinates all parameter groups must share their settings (but weight_decay).")
+        if any(self._decays) and groups[0].get("decoupled_weight_decay", False):
+            raise ValueError(
+                f"{type(self.optimizer).__name__} decays the weights by itself, which has no meaning on subspace "
+                "coordinates; set weight_decay to 0 or use an optimizer with coupled weight decay."
+            )
+        for group in groups:
+            group["weight_decay"] = 0.0
+        if any(self._initial_state(group, names) for group, names in zip(groups, self._names, strict=True)):
+            raise ValueError(f"{type(self.optimizer).__name__} starts with a state of its own, one entry a parameter, "
+                             "which has no meaning on subspace coordinates.")
+        del groups[1:]
+        self._replace(groups[0], [slice(0, self._values.shape[1])], {})
+
+

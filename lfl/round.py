@@ -1,0 +1,146 @@
+"""What one round and one cohort know: the arguments of the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lfl.optim import LocalOptimizer
+    from lfl.subspace import Basis
+    from lfl.trainer import FederatedTrainer
+
+
+@dataclass
+class Round:
+    """One round, as the server sees it.
+
+    Attributes:
+        number: counted from 1.
+        clients: ids of the participants [M], ascending.
+        local_clients: those of them that this process trains.
+        server: x before the round [D].
+        basis: the basis of the local coordinates, where a callback asked for them.
+        update: the aggregate [D], set when it is known; in movement direction (x+ = x + server_lr * update).
+        update_coordinates: the aggregate before it was lifted [R], where there is a basis.
+        received: sums over clients of the extra uploads, float64.
+        sums: everything else that is summed over clients, float64, by name.
+        counters: the largest integer buffers any client ended with.
+        reported: ids of each cohort whose updates this process accepted.
+        num_reported: clients whose update was accepted.
+        num_refused: clients whose update was not finite.
+        metrics: what this round logs.
+    """
+
+    trainer: FederatedTrainer
+    number: int
+    clients: Tensor
+    server: Tensor
+    local_clients: Tensor
+    basis: Basis | None = None
+    update: Tensor | None = None
+    update_coordinates: Tensor | None = None
+    received: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counters: list[Tensor] = field(default_factory=list)
+    reported: list[Tensor] = field(default_factory=list)
+    num_reported: int = 0
+    num_refused: int = 0
+    metrics: dict[str, float | Tensor] = field(default_factory=dict)
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Log a number of this round; a tensor on a device is read only when the round is written."""
+        self.metrics[name] = value
+
+    def accumulate(self, name: str, value: Tensor) -> None:
+        """Add to a named sum over clients."""
+        self.sums[name] = self.sums[name] + value if name in self.sums else value.double()
+
+    def take(self, prefix: str) -> dict[str, Tensor]:
+        """The sums whose name starts with ``prefix``, named without it."""
+        return {name[len(prefix) :]: value for name, value in self.sums.items() if name.startswith(prefix)}
+
+    def keep_counters(self, counters: list[Tensor]) -> None:
+        """Keep the elementwise maximum of integer buffers."""
+        known = self.counters or counters
+        self.counters = [torch.maximum(a, b) for a, b in zip(known, counters, strict=True)]
+
+
+@dataclass
+class Cohort:
+    """C clients trained together, ordered so that those still at work are always the first.
+
+    Attributes:
+        round: the round they take part in.
+        ids: client ids [C] (int64, on the CPU).
+        num_examples: training examples [C] (int64, on the CPU).
+        num_steps: local steps of each client [C] (int64, on the CPU).
+        values: what the local optimizer changes: parameters [C, D], or coordinates [C, R].
+        rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
+        origin: the starting point as a ``wrap_gradient`` sees it: x [D], or zero [R] behind the owner of coordinates.
+        active: clients that took the current step; the first ``active`` rows.
+        step: the current local step, from 0.
+        optimizer: the local optimizer of this cohort.
+        metrics: logged values summed over examples [C], float64.
+        uploads: extra payloads [C, n].
+        full_gradient: from parameters [C, D] to gradients of the mean loss over each client's whole training set.
+    """
+
+    round: Round
+    ids: Tensor
+    num_examples: Tensor
+    num_steps: Tensor
+    values: Tensor
+    buffers: Tensor
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    active: int = 0
+    step: int = 0
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    uploads: dict[str, Tensor] = field(default_factory=dict)
+    counters: list[Tensor] = field(default_factory=list)
+    optimizer: LocalOptimizer = field(init=False)
+    origin: Tensor = field(init=False)
+    full_gradient: Callable[[Tensor], Tensor] = field(init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def params(self) -> Tensor:
+        """Parameters [C, D] (computed from the coordinates where there are)."""
+        basis = self.round.basis
+        return self.values if basis is None else self.round.server + basis.lift(self.values)
+
+    @property
+    def delta(self) -> Tensor:
+        """What the clients moved: parameters minus x [C, D], or coordinates z [C, R]."""
+        return self.values - self.round.server if self.round.basis is None else self.values
+
+    def step_scale(self) -> Tensor:
+        """``||a||_1 * eta`` of each client [C, 1]: its movement is minus this times its (weighted) mean gradient.
+
+        ``num_steps * lr`` for plain SGD; with momentum or a schedule inside the round, their scalar recursion.
+
+        Raises:
+            ValueError: the local optimizer is not SGD.
+        """
+        scales = self.optimizer.movement_scales(self.num_steps.tolist())
+        return torch.tensor(scales, dtype=self.values.dtype, device=self.values.device).unsqueeze(1)
+
+    def upload(self, name: str, rows: Tensor) -> None:
+        """Send an extra payload [C, n]; its sum over the round's clients arrives in ``round.received[name]``."""
+        self.uploads[name] = rows
+
+    def keep(self, mask: Tensor) -> None:
+        """Drop the clients where ``mask`` [C] (bool, CPU) is false, from every row this cohort holds."""
+        on_device = mask.to(self.values.device)
+        self.ids, self.num_examples, self.num_steps = self.ids[mask], self.num_examples[mask], self.num_steps[mask]
+        self.values, self.buffers = self.values[on_device], self.buffers[on_device]
+        self.rows = {name: rows[on_device] for name, rows in self.rows.items()}
+        self.metrics = {name: rows[on_device] for name, rows in self.metrics.items()}
+        self.counters = [rows[on_device] for rows in self.counters]
+        self.active = len(self.ids)

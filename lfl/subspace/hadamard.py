@@ -1,0 +1,120 @@
+"""The subsampled randomised Hadamard transform: a dense subspace without a stored matrix.
+
+N. Ailon, B. Chazelle, "The Fast Johnson-Lindenstrauss Transform and Approximate Nearest Neighbors", SIAM Journal on
+Computing 39(1), 2009; J. A. Tropp, "Improved Analysis of the Subsampled Randomized Hadamard Transform", Advances in
+Adaptive Data Analysis 3, 2011, https://arxiv.org/abs/1011.1595
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.randomness import generator
+from lfl.subspace.base import Basis, Subspace, check_rank, count_rank
+from lfl.vector import ParameterVector
+
+_MAX_FACTOR_BITS = 6  # a Hadamard matrix is applied as Kronecker factors of at most 64 x 64
+
+
+class HadamardSubspace(Subspace):
+    """R random rows of a random orthogonal transform, for any D, in O(D log D) time and O(D) memory.
+
+    Hadamard matrices exist for powers of two. Instead of padding the vector, which would cost the rows their
+    orthogonality, it is cut into the powers of two that sum to D. A second round after a random permutation mixes the
+    pieces: ``P = S H E_2 Q H E_1`` with random signs E, a block-diagonal orthonormal Hadamard matrix H, a random
+    permutation Q, and a random selection S of rows.
+
+    Args:
+        rank: number of coordinates (int), or their share of D (float in (0, 1]).
+
+    Raises:
+        ValueError: ``rank`` is neither.
+
+    Example:
+        >>> layout = ParameterVector.of_parameters(torch.nn.Linear(5, 2, bias=False))
+        >>> basis = HadamardSubspace(7).draw(layout, (0, "doc"), torch.device("cpu"), torch.float64)
+        >>> torch.allclose(basis.project(basis.lift(torch.eye(7).double())), torch.eye(7).double())
+        True
+    """
+
+    def __init__(self, rank: int | float) -> None:
+        self.rank = check_rank(rank)
+
+    @override
+    def check(self, layout: ParameterVector) -> int:
+        return count_rank(self.rank, layout.dim)
+
+    @override
+    def draw(
+        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+    ) -> "HadamardBasis":
+        dim, rank, random = layout.dim, self.check(layout), generator(*address)
+        signs = torch.randint(0, 2, (2, dim), generator=random, dtype=torch.int8).mul_(2).sub_(1)
+        permutation = torch.randperm(dim, generator=random)
+        chosen = torch.randperm(dim, generator=random)[:rank].sort().values
+        return HadamardBasis(signs.to(device, dtype), permutation.to(device), chosen.to(device))
+
+
+class HadamardBasis(Basis):
+    """``P = S H E_2 Q H E_1``.
+
+    Args:
+        signs: the diagonals of E_1 and E_2, (2, dim), each entry 1 or -1.
+        permutation: Q as an index, (dim,).
+        chosen: S as an index, (rank,).
+    """
+
+    def __init__(self, signs: Tensor, permutation: Tensor, chosen: Tensor) -> None:
+        self._signs, self._permutation, self._chosen = signs, permutation, chosen
+        self.dim, self.rank = len(permutation), len(chosen)
+        self._blocks = [1 << bit for bit in reversed(range(self.dim.bit_length())) if self.dim >> bit & 1]
+        self._factors = {block: _factors(block, signs) for block in self._blocks}
+
+    @override
+    def project(self, x: Tensor) -> Tensor:
+        mixed = self._transform(x * self._signs[0]).index_select(-1, self._permutation)
+        return self._transform(mixed).index_select(-1, self._chosen)
+
+    @override
+    def lift(self, z: Tensor) -> Tensor:
+        # The transpose, from the left: H is symmetric, and a transposed index is a scatter.
+        spread = z.new_zeros(*z.shape[:-1], self.dim).index_copy_(-1, self._chosen, z)
+        mixed = self._transform(spread) * self._signs[1]
+        return self._transform(torch.empty_like(mixed).index_copy_(-1, self._permutation, mixed)) * self._signs[0]
+
+    def _transform(self, x: Tensor) -> Tensor:
+        """H x, block by block."""
+        parts = zip(torch.split(x, self._blocks, dim=-1), self._blocks, strict=True)
+        return torch.cat([_kronecker(part, self._factors[block]) for part, block in parts], dim=-1)
+
+
+def _kronecker(x: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """``(A_1 kron A_2 kron ...) x`` for small symmetric matrices A_i; no factor is the identity."""
+    *lead, size = x.shape
+    stride = 1
+    for matrix in reversed(factors):
+        rows = len(matrix)
+        if stride == 1:  # one large product, which the general case would do as many of one column
+            x = (x.reshape(*lead, size // rows, rows) @ matrix).flatten(-2)
+        else:
+            x = (matrix @ x.reshape(*lead, size // (rows * stride), rows, stride)).flatten(-3)
+        stride *= rows
+    return x
+
+
+def _factors(block: int, like: Tensor) -> list[Tensor]:
+    """Orthonormal Hadamard matrices whose Kronecker product has size ``block``, of nearly equal sizes."""
+    bits = block.bit_length() - 1
+    count = math.ceil(bits / _MAX_FACTOR_BITS)
+    return [_hadamard((bits + i) // count, like) for i in range(count)]
+
+
+def _hadamard(bits: int, like: Tensor) -> Tensor:
+    """Sylvester's matrix of size ``2**bits``, divided by the root of its size; symmetric."""
+    matrix = like.new_ones(1, 1)
+    for _ in range(bits):
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / math.sqrt(len(matrix))

@@ -1,0 +1,42 @@
+"""The whole space."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.subspace.base import Basis, Subspace
+from lfl.vector import ParameterVector
+
+
+class IdentitySubspace(Subspace):
+    """The identity as a basis: turns a subspace method into the method it was derived from."""
+
+    @override
+    def check(self, layout: ParameterVector) -> int:
+        return layout.dim
+
+    @override
+    def draw(
+        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+    ) -> "IdentityBasis":
+        del address, device, dtype
+        return IdentityBasis(layout.dim)
+
+
+class IdentityBasis(Basis):
+    """``P = I``.
+
+    Args:
+        dim: length of the vectors.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.dim = self.rank = dim
+
+    @override
+    def project(self, x: Tensor) -> Tensor:
+        return x
+
+    @override
+    def lift(self, z: Tensor) -> Tensor:
+        return z

@@ -1,0 +1,130 @@
+"""A random basis for each weight matrix of a network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.randomness import generator
+from lfl.subspace.base import Basis, Subspace, check_rank, count_rank, orthonormal_rows
+from lfl.vector import ParameterVector
+
+
+class LayerwiseSubspace(Subspace):
+    """Each weight, seen as a matrix W_l of shape (d_l, m_l), becomes P_l W_l of shape (r_l, m_l).
+
+    d_l is the first dimension (output features or channels), m_l the product of the others. P_l has orthonormal rows,
+    is uniformly distributed, and is drawn for each layer by itself. The coordinates of a network are those of its
+    layers, in the order of its parameters. On a model of one matrix X (d, m), P acts on the rows of X.
+
+    Args:
+        rank: r_l. A float in (0, 1] is a share of d_l, at least one row. An int is the same for all layers; those with
+            d_l <= rank are left whole.
+        whole_vectors: leave parameters with at most one dimension (biases, normalisation) whole. Otherwise they are
+            matrices of one column.
+
+    Raises:
+        ValueError: ``rank`` is neither.
+
+    Example:
+        >>> layout = ParameterVector.of_parameters(torch.nn.Linear(3, 4))
+        >>> LayerwiseSubspace(0.5).check(layout)  # two of the four rows of the weight, and the bias
+        10
+    """
+
+    def __init__(self, rank: int | float, whole_vectors: bool = True) -> None:
+        self.rank = check_rank(rank)
+        self.whole_vectors = whole_vectors
+
+    @override
+    def check(self, layout: ParameterVector) -> int:
+        return sum(
+            rank * (size // rows) for size, (rows, rank) in zip(layout.sizes, self._rows_and_ranks(layout), strict=True)
+        )
+
+    @override
+    def draw(
+        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+    ) -> "LayerwiseBasis":
+        layers: list[Layer] = []
+        whole = 0  # neighbours that are left whole are one layer: one copy
+        for name, size, (rows, rank) in zip(layout.names, layout.sizes, self._rows_and_ranks(layout), strict=True):
+            if rank == rows:
+                whole += size
+                continue
+            matrix = orthonormal_rows(rank, rows, generator(*address, name)).to(device, dtype)
+            layers += [Layer(None, whole), Layer(matrix, size // rows)]
+            whole = 0
+        layers.append(Layer(None, whole))
+        return LayerwiseBasis([layer for layer in layers if layer.columns])
+
+    def _rows_and_ranks(self, layout: ParameterVector) -> list[tuple[int, int]]:
+        """(d_l, r_l) of each parameter; both 1 for a vector that is left whole."""
+        least = 2 if self.whole_vectors else 1
+        rows = [shape[0] if len(shape) >= least else 1 for shape in layout.shapes]
+        if all(len(shape) < least for shape in layout.shapes):
+            raise ValueError(
+                "LayerwiseSubspace found no weight with two dimensions to project, only vectors: "
+                "set `whole_vectors=False`, or use another subspace."
+            )
+        if self.rank > max(rows):
+            raise ValueError(
+                f"`rank={self.rank}` of LayerwiseSubspace exceeds the rows of every layer (at most {max(rows)}; "
+                f"D={layout.dim}), so nothing would be projected: use an int of at most {max(rows)}, or a float in "
+                "(0, 1] for a ratio."
+            )
+        return [(d, count_rank(self.rank, d) if isinstance(self.rank, float) else min(self.rank, d)) for d in rows]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A run of parameters.
+
+    Attributes:
+        matrix: P_l (r_l, d_l); None stands for the identity with r_l = d_l = 1.
+        columns: m_l.
+    """
+
+    matrix: Tensor | None
+    columns: int
+
+
+class LayerwiseBasis(Basis):
+    """A block-diagonal matrix whose blocks act on matrices from the left.
+
+    Args:
+        layers: the blocks, in the order of the parameters.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._down = [layer.matrix for layer in layers]
+        self._up = [None if layer.matrix is None else layer.matrix.mT for layer in layers]
+        self._sizes = [layer.columns * (1 if layer.matrix is None else layer.matrix.shape[1]) for layer in layers]
+        self._ranks = [layer.columns * (1 if layer.matrix is None else layer.matrix.shape[0]) for layer in layers]
+        self.dim, self.rank = sum(self._sizes), sum(self._ranks)
+
+    @override
+    def project(self, x: Tensor) -> Tensor:
+        return _multiply(self._down, x, self._sizes, self._ranks)
+
+    @override
+    def lift(self, z: Tensor) -> Tensor:
+        return _multiply(self._up, z, self._ranks, self._sizes)
+
+
+def _multiply(matrices: Sequence[Tensor | None], source: Tensor, sizes_in: list[int], sizes_out: list[int]) -> Tensor:
+    """Each matrix times its part of ``source``, written into its part of the result, without temporaries."""
+    lead = source.shape[:-1]
+    result = source.new_empty(*lead, sum(sizes_out))
+    parts = zip(matrices, torch.split(source, sizes_in, -1), torch.split(result, sizes_out, -1), strict=True)
+    with torch.no_grad():  # `out=` refuses tensors that require a gradient
+        for matrix, part_in, part_out in parts:
+            if matrix is None:
+                part_out.copy_(part_in)
+                continue
+            rows_out, rows_in = matrix.shape
+            columns = part_in.shape[-1] // rows_in
+            torch.matmul(matrix, part_in.view(*lead, rows_in, columns), out=part_out.view(*lead, rows_out, columns))
+    return result

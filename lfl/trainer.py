@@ -1,0 +1,543 @@
+"""The public face: a trainer with Lightning's manners for federated rounds."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jsonargparse import lazy_instance
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.fabric import Fabric
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lfl.aggregation import Aggregator, MeanAggregator, Server
+from lfl.callbacks.base import FederatedCallback, overrides
+from lfl.checkpoint import find_last, new_run_folder
+from lfl.checkpointing import Checkpointing, restore_trainer, saved_engine
+from lfl.client import ClientModel
+from lfl.comm import Ledger
+from lfl.data.base import FederatedData
+from lfl.display import ProgressDisplay, RunSummary
+from lfl.engine import LocalEngine, LocalWork, build_engine
+from lfl.evaluation import Evaluator, Stage
+from lfl.loggers import CSVLogger
+from lfl.loop import FederatedLoop
+from lfl.optim import LearningRates
+from lfl.participation import Participation, UniformParticipation
+from lfl.settings import describe
+from lfl.state import ClientStore
+
+_UNCALLED_HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+    "backward",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+)
+
+_IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
+
+
+def _sgd(params: Iterable[torch.nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(params, lr=1.0)
+
+
+class FederatedTrainer:
+    """Trains one LightningModule over the clients of a federated data module, round by round.
+
+    Args:
+        accelerator: cpu, gpu, ... or auto, as in Lightning.
+        devices: number of processes, one a device; they share the clients of a round.
+        num_nodes: number of machines.
+        strategy: how processes are started; auto for one device.
+        precision: 32-true, 64-true, or bf16-mixed.
+        max_rounds: rounds to run in all, resumed ones included.
+        participation: who takes part in a round.
+        local_epochs: passes of a client over its data in a round; 1 when local_steps is not given.
+        local_steps: optimizer steps of a client in a round, instead of epochs.
+        engine: sequential (one client at a time), vectorized (cohorts in one batched computation), or auto.
+        cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters.
+        aggregator: from the clients' updates to one.
+        server_optimizer: any torch optimizer; steps the model along the aggregate. SGD with lr 1 is FedAvg.
+        client_state: where rows that belong to clients are kept: device, host memory, or files (memmap).
+        buffers: BatchNorm statistics: averaged, kept by the server as they are, or kept by each client.
+        gradient_clip_val: clip every local gradient, the algorithms' corrections included; none for no clipping.
+        gradient_clip_algorithm: clip the norm, or each value.
+        on_nonfinite: what to do when a client's update has NaN or inf: stop, or skip it and count.
+        check_val_every_n_rounds: rounds between evaluations; the last round is always evaluated.
+        callbacks: the algorithm, as a stack of FederatedCallbacks; the first is nearest to the gradient.
+        logger: loggers besides the CSV file; false for none and no CSV.
+        checkpoint: when checkpoints are written; none for never.
+        default_root_dir: each run makes a new folder here.
+        enable_progress_bar: show a progress bar and the closing table.
+        seed: of every draw; the CLI links it to seed_everything.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str = "auto",
+        devices: int | str = 1,
+        num_nodes: PositiveInt = 1,
+        strategy: str = "auto",
+        precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true",
+        max_rounds: NonNegativeInt = 100,
+        participation: Participation = lazy_instance(UniformParticipation, clients_per_round=10),
+        local_epochs: PositiveInt | None = None,
+        local_steps: PositiveInt | None = None,
+        engine: Literal["auto", "sequential", "vectorized"] = "auto",
+        cohort_size: PositiveInt | None = None,
+        aggregator: Aggregator = lazy_instance(MeanAggregator),
+        server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer] = _sgd,
+        client_state: Literal["device", "host", "memmap"] = "host",
+        buffers: Literal["average", "server", "client"] = "average",
+        gradient_clip_val: PositiveFloat | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        on_nonfinite: Literal["stop", "skip"] = "stop",
+        check_val_every_n_rounds: PositiveInt = 1,
+        callbacks: list[FederatedCallback] | FederatedCallback | None = None,
+        logger: Logger | list[Logger] | bool = True,
+        checkpoint: Checkpointing | None = lazy_instance(Checkpointing),
+        default_root_dir: str = "runs",
+        enable_progress_bar: bool = True,
+        seed: NonNegativeInt = 0,
+    ) -> None:
+        if local_epochs is not None and local_steps is not None:
+            raise ValueError(f"Give `local_epochs={local_epochs}` or `local_steps={local_steps}`, not both.")
+        self.fabric = Fabric(
+            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
+        )
+        self.precision, self.max_rounds, self.participation = precision, max_rounds, participation
+        self.engine_name, self.cohort_size = engine, cohort_size
+        self.work = LocalWork(local_epochs, local_steps, gradient_clip_val, gradient_clip_algorithm)
+        self.aggregator, self.client_state, self.buffers = aggregator, client_state, buffers
+        self.on_nonfinite, self.check_val_every_n_rounds = on_nonfinite, check_val_every_n_rounds
+        self.seed, self.checkpoint, self.default_root_dir = seed, checkpoint, Path(default_root_dir)
+        self._server_optimizer = server_optimizer
+        listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+        # Lightning's own callbacks (the CLI's config saver) only see `setup`.
+        self.callbacks = list(listed)
+        self.stack = [callback for callback in listed if isinstance(callback, FederatedCallback)]
+        self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
+        self.summary = RunSummary()
+        self._csv = logger is not False
+        self.loggers: list[Logger] = list(logger) if isinstance(logger, list) else [] if isinstance(logger, bool) else [logger]
+        self.log_dir = ""
+        self.current_round, self.total_refused, self.interrupted = 0, 0, 0
+        self.should_stop = False
+        self.server_buffers, self.server_counters = torch.empty(0), list[Tensor]()
+        self.settings: dict[str, Any] = {}
+        self.client_model: ClientModel
+        self.data: FederatedData
+        self.server: Server
+        self.store: ClientStore
+        self.ledger: Ledger
+        self.engine: LocalEngine
+        self.learning_rates: LearningRates
+        self.val_dataloaders: Any = None
+
+    # -- Lightning's entry points -----------------------------------------------------------------------------------
+
+    def fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None) -> None:
+        """Run the full federated optimization.
+
+        Args:
+            model: any LightningModule with automatic optimization.
+            datamodule: a FederatedDataModule.
+            ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
+        """
+        resumed = self._resolve(ckpt_path)
+        self._prepare(model, datamodule, "fit")
+        self._check_stack()
+        self._start_run(model)
+        self._build(model, saved_engine(resumed) if resumed else None)
+        for callback in self.callbacks:
+            callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
+        if resumed is not None:
+            restore_trainer(self, resumed)
+        for callback in self.stack:
+            callback.on_fit_start(self, model)  # type: ignore[arg-type]
+        model.on_fit_start()
+        model.on_train_start()
+        with _Signals(self):
+            self._run_rounds(model)
+        self.client_model.bind(self.server.vector.clone())
+        self.client_model.load_buffers(self.server_buffers, self.server_counters)
+        model.on_train_end()
+        model.on_fit_end()
+        for callback in self.stack:
+            callback.on_fit_end(self, model)  # type: ignore[arg-type]
+        self.store.close()
+
+    def validate(
+        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
+    ) -> dict[str, float]:
+        """Evaluate the server's model on the validation set.
+
+        Args:
+            model: the module.
+            datamodule: its data.
+            ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
+        """
+        return self._evaluate_once(model, datamodule, ckpt_path, "validate")[0]
+
+    def test(
+        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
+    ) -> dict[str, float]:
+        """Evaluate the server's model on the test set.
+
+        Args:
+            model: the module.
+            datamodule: its data.
+            ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
+        """
+        return self._evaluate_once(model, datamodule, ckpt_path, "test")[0]
+
+    def predict(
+        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
+    ) -> list[Any]:
+        """Run the server's model on the prediction set, and write predictions.pt into a new run folder.
+
+        Args:
+            model: the module.
+            datamodule: its data.
+            ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
+        """
+        _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
+        path = Path(self.log_dir) / f"predictions{self._rank_suffix}.pt"
+        torch.save(outputs, path)
+        self.display.message(f"Predictions: {path}")
+        return outputs
+
+    # -- what callbacks and modules ask -------------------------------------------------------------------------------
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.data.num_clients
+
+    @property
+    def layout(self) -> Any:
+        """The layout of the parameters in the vector, a ParameterVector."""
+        return self.client_model.layout
+
+    @property
+    def device(self) -> torch.device:
+        """This process's device."""
+        return self.fabric.device
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process writes files."""
+        return self.fabric.is_global_zero
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process."""
+        return self.fabric.global_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.fabric.world_size
+
+    @property
+    def strategy(self) -> Any:
+        """Fabric's strategy."""
+        return self.fabric.strategy
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def current_epoch(self) -> int:
+        """Rounds completed: to a LightningModule a round is an epoch."""
+        return self.current_round
+
+    @property
+    def global_step(self) -> int:
+        """Rounds completed: the only axis there is."""
+        return self.current_round
+
+    @property
+    def max_epochs(self) -> int:
+        """``max_rounds``, under the name that a LightningModule knows."""
+        return self.max_rounds
+
+    @property
+    def progress_bar_callback(self) -> None:
+        """For ``LightningModule.print``."""
+        return
+
+    def is_evaluation_due(self, round_number: int) -> bool:
+        """Whether a round ends with an evaluation."""
+        if not self._evaluator.can("validate"):
+            return False
+        return round_number % self.check_val_every_n_rounds == 0 or round_number == self.max_rounds
+
+    def evaluate_server(self, stage: Stage, dataloaders: Any) -> dict[str, float]:
+        """Metrics of the server's model as it is now."""
+        self.client_model.bind(self.server.vector)
+        self.client_model.load_buffers(self.server_buffers, self.server_counters)
+        return self._evaluator.run(stage, dataloaders)[0]
+
+    def server_state_dict(self) -> dict[str, Tensor]:
+        """The module's state dict with the server's parameters and buffers."""
+        self.client_model.bind(self.server.vector)
+        self.client_model.load_buffers(self.server_buffers, self.server_counters)
+        return self.client_model.module.state_dict()
+
+    def load_frozen_state(self, state_dict: dict[str, Tensor]) -> None:
+        """Take the parameters that are not trained, and the buffers, from a checkpoint's state dict."""
+        self.client_model.bind(self.server.vector.clone())
+        self.client_model.module.load_state_dict(state_dict)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The values of all processes, in order of rank; every process must call it."""
+        from lfl.distributed import gather_objects
+
+        return gather_objects(self.fabric, value)
+
+    # -- steps of fit -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, model: LightningModule, datamodule: LightningDataModule, stage: str) -> None:
+        """Start the processes, check and place data and model."""
+        if self.fabric.world_size > 1 and not torch.distributed.is_initialized():
+            self.fabric.launch()
+        if not isinstance(datamodule, FederatedData):
+            raise ValueError(
+                f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can be any "
+                "dataset (`DatasetSource`)."
+            )
+        if not model.automatic_optimization:
+            raise ValueError(f"{type(model).__name__} uses manual optimization; a client's steps are taken by the trainer.")
+        with self.fabric.rank_zero_first():
+            datamodule.prepare_data()
+        datamodule.setup(stage)
+        model.trainer = self  # type: ignore[assignment]
+        model.setup(stage)
+        model.configure_model()
+        module = self.fabric.strategy.precision.convert_module(model)
+        self.fabric.to_device(module)
+        self.data = datamodule
+        dtype = torch.float64 if self.precision == "64-true" else torch.float32
+        self.data.place(self.fabric.device, dtype)
+        terms = [c for c in self.stack if overrides(c, "client_loss")]
+        self.client_model = ClientModel(
+            model,
+            autocast=self.fabric.autocast,
+            convert=self.fabric.strategy.precision.convert_input,
+            loss_terms=tuple(c.client_loss for c in terms),
+            features=tuple(dict.fromkeys(name for c in terms for name in c.features)),
+        )
+        self._evaluator = Evaluator(self.client_model, self.fabric)
+        self.server_buffers = self.client_model.flat_buffers()
+        self.server_counters = [counter.clone() for counter in self.client_model.counters]
+
+    def _check_stack(self) -> None:
+        """Refuse settings and combinations that have no meaning, before any work."""
+        self.participation.check(self.num_clients)
+        owners = [type(c).__name__ for c in self.stack if overrides(c, "coordinates")]
+        if len(owners) > 1:
+            raise ValueError(
+                f"{' and '.join(owners)} both want the local optimizer to run on their own coordinates; "
+                "a stack can have one such callback."
+            )
+        for callback in self.stack:
+            callback.check(self.client_model.layout)
+        ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, self.client_model.module)]
+        if ignored:
+            rank_zero_warn(
+                f"{type(self.client_model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: local "
+                "steps are taken for many clients at once."
+            )
+
+    def _start_run(self, model: LightningModule) -> None:
+        """A new folder for this run, with the partition and the loggers in it."""
+        folder = str(new_run_folder(self.default_root_dir)) if self.is_global_zero else ""
+        self.log_dir = self.fabric.broadcast(folder)
+        partition = getattr(self.data, "partition", None)
+        if self.is_global_zero and partition is not None:
+            partition.save(Path(self.log_dir) / "partition.pt")
+        if self._csv:
+            self.loggers.insert(0, CSVLogger(self.log_dir))
+
+    def _build(self, model: LightningModule, resumed_engine: tuple[str, int] | None) -> None:
+        self.server = Server(self.client_model.flat_parameters(), self._server_optimizer)
+        self.store = ClientStore(
+            self.num_clients,
+            self.client_state,
+            self.fabric.device,
+            Path(self.log_dir) / "clients" if self.client_state == "memmap" else None,
+            shard=self.global_rank,
+        )
+        if self.buffers == "client" and self.server_buffers.numel():
+            self.store.declare("buffers", self.server_buffers.numel(), self.server_buffers.dtype, fill=float("nan"))
+        self.ledger = Ledger(self.num_clients)
+        self.learning_rates = LearningRates(model)
+        self.val_dataloaders = self.data.val_dataloader() if self._evaluator.can("validate") else None
+        name, cohort_size = self.engine_name, self.cohort_size
+        if resumed_engine is not None and name == "auto":
+            name, cohort_size = resumed_engine[0], cohort_size or resumed_engine[1]  # type: ignore[assignment]
+        self.engine = build_engine(name, self.client_model, self.data, self.work, self.stack, self.seed, cohort_size)
+        self.settings = self._describe_settings()
+
+    def _describe_settings(self) -> dict[str, Any]:
+        """What the numbers of a run depend on, but for rounding."""
+        module = self.client_model.module
+        return {
+            "seed": self.seed,
+            "precision": self.precision,
+            "participation": describe(self.participation),
+            "local_work": describe(self.work),
+            "aggregator": describe(self.aggregator),
+            "buffers": self.buffers,
+            "on_nonfinite": self.on_nonfinite,
+            "callbacks": describe(self.stack),
+            "optimizer": self.learning_rates.description,
+            "server_optimizer": self.server.description,
+            "model": {
+                "class": f"{type(module).__module__}.{type(module).__qualname__}",
+                "parameters": {n: list(s) for n, s in zip(self.layout.names, self.layout.shapes, strict=True)},
+            },
+            "data": {**_without(describe(self.data), _IRRELEVANT_DATA), "partition": self.data.partition.fingerprint()},
+        }
+
+    def _run_rounds(self, model: LightningModule) -> None:
+        loop = FederatedLoop(self)
+        self.display.message(self._headline())
+        self.display.start(self.current_round + 1, self.max_rounds)
+        self.summary.start()
+        try:
+            while self.current_round < self.max_rounds and not self.should_stop:
+                model.on_train_epoch_start()
+                round = loop.run_round(self.current_round + 1)
+                self.current_round = round.number
+                model.on_train_epoch_end()
+                metrics = {name: float(value) for name, value in round.metrics.items()}
+                self.learning_rates.step(round.number, metrics)
+                self._write(round.number, metrics)
+        finally:
+            self.display.stop()
+            for logger in self.loggers:
+                logger.finalize("success")
+        if self.current_round:
+            self.display.show(self.summary.render(self.log_dir))
+
+    def _write(self, round_number: int, metrics: dict[str, float]) -> None:
+        """Log a round, then make the checkpoint: what a checkpoint promises has been written before it."""
+        if self.is_global_zero:
+            for logger in self.loggers:
+                logger.log_metrics(metrics, step=round_number)
+        self.summary.update(round_number, metrics)
+        self.display.round_done(round_number, metrics)
+        if self.checkpoint is not None:
+            is_final = round_number == self.max_rounds or self.should_stop
+            self.checkpoint.after_round(self, round_number, metrics, is_final)
+
+    def _headline(self) -> str:
+        cohort = f", cohorts of {self.engine.cohort_size}" if self.engine.name == "vectorized" else ""
+        stack = " + ".join(type(c).__name__ for c in self.stack) or "FedAvg"
+        return (
+            f"{stack}: {self.num_clients} clients, D = {self.layout.dim:,}, {self.engine.name} engine{cohort}, "
+            f"{self.fabric.device}; run folder {self.log_dir}"
+        )
+
+    def _resolve(self, ckpt_path: str | None) -> Path | None:
+        if ckpt_path is None:
+            return None
+        return find_last(self.default_root_dir) if ckpt_path == "last" else Path(ckpt_path)
+
+    def _evaluate_once(
+        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None, stage: Stage
+    ) -> tuple[dict[str, float], list[Any]]:
+        from lfl.checkpoint import load_checkpoint
+
+        path = self._resolve(ckpt_path)
+        state = load_checkpoint(path) if path is not None else None
+        self._prepare(model, datamodule, stage)
+        if not self._evaluator.can(stage):
+            raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
+        if state is not None:
+            model.load_state_dict(state["state_dict"])
+        self._start_run(model)
+        for callback in self.callbacks:
+            callback.setup(self, model, stage=stage)  # type: ignore[arg-type]
+        loaders = getattr(datamodule, f"{'val' if stage == 'validate' else stage}_dataloader")()
+        metrics, outputs = self._evaluator.run(stage, loaders)
+        round_number = state["round"] if state is not None else 0
+        for logger in self.loggers if metrics and self.is_global_zero else []:
+            logger.log_metrics(metrics, step=round_number)
+            logger.finalize("success")
+        if metrics:
+            self.summary.update(round_number, metrics)
+            self.display.show(metrics_table(metrics))
+        return metrics, outputs
+
+    @property
+    def _rank_suffix(self) -> str:
+        return f".rank{self.global_rank}" if self.world_size > 1 else ""
+
+
+def _without(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in names}
+
+
+def metrics_table(metrics: dict[str, float]) -> Any:
+    """A rich table of an evaluation."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table("metric", "value", box=box.SIMPLE_HEAD)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.6g}")
+    return table
+
+
+class _Signals:
+    """SIGINT and SIGTERM end a run at the end of the round, with a checkpoint; a second one ends it at once."""
+
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self._trainer = trainer
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._previous[number] = signal.signal(number, partial(self._stop))
+            except ValueError:  # not in the main thread: leave signals to whoever runs us
+                return
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        del frame
+        trainer = self._trainer
+        if trainer.interrupted:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        trainer.interrupted, trainer.should_stop = number, True
+        trainer.display.message("Stopping after this round, with a checkpoint; once more to stop at once.")
+
+

@@ -1,0 +1,364 @@
+"""The logger against a stand-in for ``wandb`` and, without key, network and terminal, against the real one."""
+
+import http.server
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib
+import pytest
+from jsonargparse import ArgumentParser
+from lightning.pytorch.loggers.logger import Logger
+
+from lfl.loggers import CSVLogger, WandbLogger
+from lfl.loggers import wandb as module
+
+KEY = "k" * 40
+UNREACHABLE = "http://127.0.0.1:9"  # the discard service, which nobody runs
+
+
+class FakeRun:
+    def __init__(self, wandb: "FakeWandb", arguments: dict) -> None:
+        self.wandb, self.arguments = wandb, arguments
+        self.id = arguments.get("id") or f"new-{len(wandb.runs)}"
+        self.offline = arguments.get("mode") == "offline"
+        self.dir = f"/runs/{self.id}/files"
+        self.rows: list[dict] = []
+        self.axes: list[tuple] = []
+        self.exit_code: int | None = None
+
+    def log(self, row: dict) -> None:
+        self.rows.append(row)
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.axes.append((name, step_metric))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.exit_code = exit_code
+        self.wandb.run = None
+
+
+class FakeWandb(SimpleNamespace):
+    """The part of ``wandb`` that the logger calls; its settings are those of the environment."""
+
+    class CommError(Exception):
+        pass
+
+    class AuthenticationError(CommError):
+        pass
+
+    def __init__(self) -> None:
+        errors = SimpleNamespace(CommError=self.CommError, AuthenticationError=self.AuthenticationError)
+        super().__init__(run=None, runs=[], errors=errors, refusal=None, sweep_id=None, base_url=UNREACHABLE)
+
+    def setup(self) -> SimpleNamespace:
+        values = {"api_key": os.environ.get("WANDB_API_KEY"), "base_url": self.base_url, "mode": "online"}
+        return SimpleNamespace(
+            settings=SimpleNamespace(model_dump=lambda: values, sweep_id=self.sweep_id, finish_timeout=0.0, **values)
+        )
+
+    def init(self, **arguments) -> FakeRun:
+        if self.refusal is not None and arguments["mode"] != "offline":
+            raise self.refusal
+        self.run = FakeRun(self, arguments)
+        self.runs.append(self.run)
+        return self.run
+
+
+@pytest.fixture
+def wandb(monkeypatch, tmp_path) -> FakeWandb:
+    """No key, no server, and a home without a file of keys."""
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NO_PROXY", "*")
+    return fake
+
+
+@pytest.fixture
+def online(wandb, monkeypatch) -> FakeWandb:
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setattr(module, "_is_reachable", lambda url: True)
+    return wandb
+
+
+def test_without_a_key_the_run_is_offline_and_one_line_says_so(wandb, capsys):
+    logger = WandbLogger()
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.log_metrics({"loss": 0.5}, step=2)
+    logger.finalize("success")
+    assert [run.offline for run in wandb.runs] == [True]
+    assert wandb.run.arguments["settings"]["silent"] is True
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == (
+        "W&B is offline (there is no API key). The run lies in /runs/new-0; to upload it: wandb sync /runs/new-0\n"
+    )
+
+
+def test_server_that_does_not_answer_makes_the_run_offline(wandb, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    assert WandbLogger().experiment.offline
+    assert "(http://127.0.0.1:9 does not answer)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"),
+    [
+        ({"offline": True}, {}, "the mode is offline"),
+        ({"mode": "offline"}, {}, "the mode is offline"),
+        ({}, {"WANDB_MODE": "dryrun"}, "the mode is dryrun"),
+    ],
+)
+def test_offline_on_request(online, monkeypatch, capsys, arguments, environment, reason):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert WandbLogger(**arguments).experiment.offline
+    assert f"({reason})" in capsys.readouterr().err
+
+
+def test_server_that_refuses_makes_the_run_offline_but_a_wrong_key_is_an_error(online, capsys):
+    online.refusal = online.CommError("timed out")
+    assert WandbLogger().experiment.offline
+    assert "(the server refused: timed out)" in capsys.readouterr().err
+    online.run = None
+    online.refusal = online.AuthenticationError("invalid key")
+    with pytest.raises(online.AuthenticationError, match="invalid key"):
+        _ = WandbLogger().experiment
+
+
+def test_online_run_says_nothing_and_limits_the_upload_at_the_end(online, capsys):
+    run = WandbLogger(project="p", tags=["t"]).experiment
+    assert not run.offline
+    assert run.arguments["settings"] == {"finish_timeout": 120.0}
+    assert (run.arguments["project"], run.arguments["tags"], run.arguments["resume"]) == ("p", ["t"], "allow")
+    assert "anonymous" not in run.arguments
+    assert capsys.readouterr().err == ""
+
+
+def test_settings_of_the_user_win(online):
+    run = WandbLogger(settings={"finish_timeout": 5.0}).experiment
+    assert run.arguments["settings"] == {"finish_timeout": 5.0}
+
+
+def test_disabled_run_is_left_alone(online, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert WandbLogger().experiment.arguments["mode"] == "disabled"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("machine", "has_key"), [("127.0.0.1:9", True), ("elsewhere", False)])
+def test_key_of_wandb_login_is_found(wandb, tmp_path, machine, has_key):
+    path = tmp_path / ".netrc"
+    path.write_text(f"machine {machine}\n  login user\n  password {KEY}\n")
+    path.chmod(0o600)
+    assert module._has_netrc_key(UNREACHABLE) is has_key
+
+
+def test_any_answer_is_an_answer(monkeypatch):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *args) -> None:
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "*")
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert module._is_reachable(f"http://127.0.0.1:{server.server_port}")
+        thread.join()
+    assert not module._is_reachable(UNREACHABLE)
+
+
+def test_server_that_accepts_and_never_speaks_is_given_up(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr(module, "_REACH_SECONDS", 0.2)
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        assert not module._is_reachable(f"http://127.0.0.1:{server.server_port}")
+
+
+def test_rounds_are_the_axis_and_no_row_is_lost(wandb):
+    logger = WandbLogger(prefix="a")
+    logger.log_metrics({"loss": 1.0}, step=5)
+    logger.log_metrics({"loss": 2.0}, step=3)
+    logger.log_metrics({"acc": 0.5}, step=3)
+    logger.log_metrics({"other": 0.25})
+    assert wandb.run.axes == [("round", None), ("*", "round")]
+    assert wandb.run.rows == [
+        {"a-loss": 1.0, "round": 5},
+        {"a-loss": 2.0, "round": 3},
+        {"a-acc": 0.5, "round": 3},
+        {"a-other": 0.25},
+    ]
+
+
+def test_online_run_is_resumed_under_its_id(online, tmp_path):
+    first = WandbLogger()
+    first.log_metrics({"loss": 1.0}, step=1)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state == {"id": "new-0", "is_online": True}
+    first.finalize("failed")
+    assert online.runs[0].exit_code == 1
+    second = WandbLogger()
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    second.continue_from(tmp_path, 1)
+    second.log_metrics({"loss": 0.5}, step=2)
+    assert second.state_dict() == state
+    assert online.runs[1].arguments["id"] == "new-0"
+    assert online.runs[1].rows == [{"loss": 0.5, "round": 2}]
+
+
+def test_finished_online_run_is_opened_again_under_its_id(online):
+    logger = WandbLogger()
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.finalize("success")
+    assert online.runs[0].exit_code == 0
+    assert logger.version == "new-0"
+    logger.log_metrics({"test_acc": 1.0}, step=1)
+    assert online.runs[1].id == "new-0"
+
+
+def test_offline_run_is_resumed_as_a_new_one_with_all_rounds(wandb, tmp_path):
+    """W&B keeps only the last part that is uploaded under an id."""
+    table = CSVLogger(tmp_path)
+    first = WandbLogger()
+    for number in (1, 2, 3):
+        metrics = {"loss": 1 / number, "time/round": float(number)}
+        table.log_metrics(metrics, step=number)
+        first.log_metrics(metrics, step=number)
+        if number == 2:
+            state = first.state_dict()
+    second = WandbLogger()
+    second.load_state_dict(state)
+    second.continue_from(tmp_path, 2)
+    second.log_metrics({"loss": 0.25}, step=3)
+    assert wandb.runs[1].id == "new-1"
+    assert wandb.runs[1].rows == [
+        {"loss": 1.0, "time/round": 1.0, "round": 1},
+        {"loss": 0.5, "time/round": 2.0, "round": 2},
+        {"loss": 0.25, "round": 3},
+    ]
+
+
+def test_offline_run_stays_open_for_a_test_and_ends_with_the_next_run(wandb):
+    logger = WandbLogger()
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.finalize("success")
+    logger.log_metrics({"test_acc": 1.0}, step=1)
+    assert len(wandb.runs) == 1
+    assert len(wandb.runs[0].rows) == 2
+    WandbLogger().log_metrics({"loss": 1.0}, step=1)
+    assert wandb.runs[0].exit_code == 0
+    assert len(wandb.runs) == 2
+
+
+def test_run_of_the_user_is_used_and_never_finished(wandb):
+    own = wandb.init(id="mine", mode="online")
+    logger = WandbLogger()
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.finalize("failed")
+    assert own.rows == [{"loss": 1.0, "round": 1}]
+    assert own.exit_code is None
+    assert logger.state_dict() == {"id": "mine", "is_online": True}
+
+
+def test_under_a_sweep_agent_nothing_is_decided(wandb):
+    wandb.sweep_id = "sweep"
+    logger = WandbLogger()
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.finalize("success")
+    assert "mode" not in wandb.run.arguments
+    assert wandb.run.exit_code is None
+
+
+def test_class_path_and_arguments_of_wandb_init_are_known_to_the_command_line():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--logger", type=Logger)
+    options = [
+        "--logger=lfl.loggers.WandbLogger",
+        "--logger.project=p",
+        "--logger.tags=[a, b]",
+        "--logger.group=g",
+        "--logger.mode=offline",
+    ]
+    logger = parser.instantiate(parser.parse_args(options)).logger
+    assert type(logger) is WandbLogger
+    expected = {"project": "p", "tags": ["a", "b"], "group": "g", "mode": "offline", "resume": "allow"}
+    assert {key: logger._wandb_init[key] for key in expected} == expected
+
+
+SCRIPT = """
+import sys
+from lfl.loggers import WandbLogger
+logger = WandbLogger(save_dir=sys.argv[1], project="p")
+assert "wandb" not in sys.modules
+logger.log_hyperparams({"lr": 0.5})
+for number in (1, 2, 3):
+    logger.log_metrics({"train/loss": 1 / number}, step=number)
+logger.log_metrics({"val_acc": 0.5}, step=2)
+logger.finalize("success")
+logger.log_metrics({"test_acc": 0.25}, step=3)
+"""
+
+
+def test_real_offline_run_is_silent_and_complete(tmp_path):
+    folder = tmp_path / "a folder"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    # torchmetrics imports matplotlib, which would look through all fonts in a new home.
+    environment["MPLCONFIGDIR"] = matplotlib.get_cachedir()
+    command = [sys.executable, "-W", "error::UserWarning", "-c", SCRIPT, str(folder)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=100
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    run = re.fullmatch(
+        r"W&B is offline \(there is no API key\)\. The run lies in (.+); to upload it: wandb sync '\1'\n", done.stderr
+    )
+    assert run is not None, done.stderr
+    rows, axes = read_run(Path(run[1]))
+    assert rows == [
+        {"train/loss": 1.0, "round": 1},
+        {"train/loss": 0.5, "round": 2},
+        {"train/loss": 1 / 3, "round": 3},
+        {"val_acc": 0.5, "round": 2},
+        {"test_acc": 0.25, "round": 3},
+    ]
+    assert axes == [("round", ""), ("*", "round")]
+
+
+def read_run(folder: Path) -> tuple[list[dict], list[tuple[str, str]]]:
+    """The rows and the axes in a ``.wandb`` file: LevelDB's log format (blocks of 32 KiB) with a header of 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = folder.glob("*.wandb")
+    data, position, message = path.read_bytes(), 7, b""
+    rows, axes = [], []
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        message += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record.FromString(message)
+            message = b""
+            if record.WhichOneof("record_type") == "history":
+                items = {
+                    "/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item
+                }
+                rows.append({key: value for key, value in items.items() if not key.startswith("_")})
+            elif record.WhichOneof("record_type") == "metric":
+                axes.append((record.metric.name or record.metric.glob_name, record.metric.step_metric))
+    return rows, axes

@@ -1,0 +1,269 @@
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+from lfl import display
+from lfl.display import ProgressDisplay, RunSummary, format_bytes, format_seconds
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(display.time, "monotonic", clock.monotonic)
+    return clock
+
+
+def run_rounds(shown: ProgressDisplay, clock: Clock, first: int, last: int, seconds: float) -> None:
+    shown.start(first, last)
+    for number in range(first, last + 1):
+        shown.round_started(number, 4)
+        shown.clients_done(4)
+        clock.now += seconds
+        metrics = {"train/loss": 1 / number, "comm/total_up_bytes": 1000.0 * number}
+        if number == 4:
+            metrics["val/loss"] = 3.0
+            metrics["val/accuracy"] = 0.5
+        shown.round_done(number, metrics)
+    shown.stop()
+
+
+def test_plain_lines_are_the_first_the_last_and_one_in_two_seconds(clock):
+    """Rounds of 0.75 s: the first line at 0.75 s, the next due at 2.75 s and written at the end of round 4 (3.0 s)."""
+    stream = io.StringIO()
+    run_rounds(ProgressDisplay(stream=stream), clock, 1, 6, 0.75)
+    assert stream.getvalue().splitlines() == [
+        "round 1/6 | train/loss 1 | up 1.00 kB | 750 ms elapsed | 3.8 s left",
+        "round 4/6 | train/loss 0.25 | val/accuracy 0.5 | up 4.00 kB | 3.0 s elapsed | 1.5 s left",
+        "round 6/6 | train/loss 0.1667 | val/accuracy 0.5 | up 6.00 kB | 4.5 s elapsed",
+    ]
+
+
+def test_many_fast_rounds_are_two_lines(clock):
+    stream = io.StringIO()
+    run_rounds(ProgressDisplay(stream=stream), clock, 1, 25_000, 1e-5)
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines] == ["round 1/25000", "round 25000/25000"]
+
+
+def test_time_left_after_a_resumption_counts_its_own_rounds_only(clock):
+    stream = io.StringIO()
+    run_rounds(ProgressDisplay(stream=stream), clock, 91, 100, 4.0)
+    assert "round 91/100 | train/loss 0.01099 | up 91.0 kB | 4.0 s elapsed | 36.0 s left" in stream.getvalue()
+
+
+def test_run_that_is_stopped_shows_where_it_got_to(clock):
+    stream = io.StringIO()
+    shown = ProgressDisplay(stream=stream)
+    shown.start(1, 10)
+    shown.round_done(1, {})
+    shown.round_done(2, {})
+    shown.stop()
+    shown.stop()
+    assert [line.split(" | ")[0] for line in stream.getvalue().splitlines()] == ["round 1/10", "round 2/10"]
+
+
+def test_metric_on_a_device_is_read_when_it_is_drawn(clock):
+    stream = io.StringIO()
+    shown = ProgressDisplay(stream=stream)
+    shown.start(1, 10)
+    shown.round_done(1, {"train/loss": torch.tensor(0.5)})
+    assert "train/loss 0.5" in stream.getvalue()
+
+
+def test_disabled_display_writes_nothing(clock):
+    stream = io.StringIO()
+    shown = ProgressDisplay(enabled=False, stream=stream, live=True)
+    shown.message("before")
+    run_rounds(shown, clock, 1, 3, 5.0)
+    shown.show("table")
+    assert stream.getvalue() == ""
+
+
+def test_messages_are_lines_also_outside_a_run(clock):
+    stream = io.StringIO()
+    shown = ProgressDisplay(stream=stream)
+    shown.message("before")
+    shown.start(1, 2)
+    shown.message("[during]")
+    shown.stop()
+    assert stream.getvalue() == "before\n[during]\n"
+
+
+@pytest.mark.parametrize("columns", ["100", "12"])
+def test_bar_shows_rounds_clients_and_metrics(clock, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    shown = ProgressDisplay(stream=stream, live=True)
+    shown.start(1, 4)
+    shown.round_started(1, 4)
+    clock.now += 1.0
+    shown.clients_done(3)
+    shown.message("a line [above]")
+    shown.round_done(1, {"train/loss": 0.5, "comm/total_down_bytes": 2e6})
+    clock.now += 1.0
+    shown.round_done(2, {"val_acc": 0.25})
+    shown.stop()
+    written = stream.getvalue()
+    assert "a line [above]\n" in written
+    assert written.endswith("\x1b[?25h")  # the cursor is back
+    if columns == "100":
+        assert "clients 3/4" in written
+        assert "2.0 s elapsed, 2.0 s left" in written
+        assert "train/loss 0.5 | val_acc 0.25 | down 2.00 MB" in written
+
+
+def test_file_gets_no_control_characters_even_if_colour_is_forced(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    shown = ProgressDisplay(stream=stream)
+    shown.start(1, 1)
+    shown.round_done(1, {"train/loss": 1.0})
+    shown.stop()
+    summary = RunSummary()
+    summary.update(1, {"train/loss": 1.0})
+    shown.show(summary.render(tmp_path))
+    assert all(character.isprintable() or character == "\n" for character in stream.getvalue())
+
+
+def test_rich_is_not_imported_for_plain_lines():
+    code = """
+import sys
+from lfl.display import ProgressDisplay
+shown = ProgressDisplay()
+shown.start(1, 1)
+shown.round_done(1, {})
+shown.stop()
+assert "rich" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("round 1/1 | ")
+
+
+def summary_of(*rounds: dict[str, float]) -> RunSummary:
+    summary = RunSummary()
+    for number, metrics in enumerate(rounds, start=1):
+        summary.update(number, metrics)
+    return summary
+
+
+def test_best_is_the_highest_accuracy_and_the_lowest_loss():
+    summary = summary_of(
+        {"val_acc": 0.5, "val_loss": 2.0, "val_f1": 0.25, "val_perplexity": 9.0, "val_size": 1.0},
+        {"val_acc": 0.75, "val_loss": 1.0, "val_f1": 0.5, "val_perplexity": 7.0, "val_size": 2.0},
+        {"val_acc": 0.75, "val_loss": 3.0, "val_f1": 0.125, "val_perplexity": 8.0, "val_size": 0.0},
+        {"train/loss": 0.5},
+    )
+    assert summary.best("val_acc") == (0.75, 2)  # the first of equal ones
+    assert summary.last("val_acc") == (0.75, 3)
+    assert summary.best("val_loss") == (1.0, 2)
+    assert summary.best("val_f1") == (0.5, 2)
+    assert summary.best("val_perplexity") == (7.0, 2)
+    assert summary.best("val_size") is None
+    assert summary.last("val_size") == (0.0, 3)
+    assert summary.last("absent") is None
+
+
+def test_nan_is_never_the_best():
+    summary = summary_of({"val_acc": float("nan")}, {"val_acc": 0.25}, {"val_acc": float("nan")})
+    assert summary.best("val_acc") == (0.25, 2)
+
+
+def test_resumed_summary_equals_the_unbroken_one_and_leaves_out_the_pause(clock, tmp_path):
+    rounds = [{"val_acc": 0.5, "train/loss": 3.0}, {"val_acc": 0.75}, {"val_acc": 0.25, "comm/total_up_bytes": 1e6}]
+    unbroken, first, second = RunSummary(), RunSummary(), RunSummary()
+    for number, metrics in enumerate(rounds, start=1):
+        clock.now += 2.0
+        unbroken.update(number, metrics)
+        if number <= 2:
+            first.update(number, metrics)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    clock.now += 1000.0
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    clock.now += 2.0
+    second.update(3, rounds[2])
+    assert second.state_dict() == unbroken.state_dict()
+    assert second.seconds == 6.0
+
+
+def test_table_has_every_number(clock):
+    summary = RunSummary()
+    for number, accuracy in enumerate((0.5, 0.875, 0.75), start=1):
+        clock.now += 1.5
+        summary.update(
+            number,
+            {
+                "train/loss": 1 / number,
+                "val_acc": accuracy,
+                "comm/total_up_bytes": 1.5e6 * number,
+                "comm/total_down_bytes": 3e6 * number,
+            },
+        )
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(summary.render("/runs/one"))
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines() if line.strip()]
+    assert lines[0] == "metric best round last round"
+    assert lines[2:] == [
+        "val_acc 0.875 2 0.75 3",
+        "train/loss 0.3333 3 0.3333 3",
+        "3 rounds in 4.5 s, 1.5 s per round",
+        "up 4.50 MB, down 9.00 MB",
+        "/runs/one",
+    ]
+
+
+def test_summary_of_no_round_can_be_shown():
+    stream = io.StringIO()
+    ProgressDisplay(stream=stream).show(RunSummary().render())
+    assert stream.getvalue().startswith("0 rounds in 0 us")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.7, "1.00 kB"),
+        (12_345, "12.3 kB"),
+        (999_499, "999 kB"),
+        (999_501, "1.00 MB"),
+        (1.5e9, "1.50 GB"),
+        (2e12, "2.00 TB"),
+        (1.234e15, "1.23 PB"),
+    ],
+)
+def test_format_bytes(count, text):
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (2.5e-6, "2.5 us"),
+        (0.0123, "12.3 ms"),
+        (0.9996, "1.0 s"),
+        (59.96, "1 min 0 s"),
+        (3599.6, "1 h 0 min"),
+        (5025, "1 h 24 min"),
+        (86399, "1 d 0 h"),
+        (93784, "1 d 2 h"),
+    ],
+)
+def test_format_seconds(seconds, text):
+    assert format_seconds(seconds) == text
