@@ -1,5 +1,43 @@
-"""``python -m lfl``."""
+"""``python -m lfl`` and the ``lfl`` script: help and slips of the pen at once, everything else by the full CLI."""
 
-from lfl.cli import main
+import argparse
+import difflib
+import sys
 
-main()
+from lfl import __version__
+
+SUBCOMMANDS = {
+    "fit": "Run the full federated optimization.",
+    "validate": "Evaluate the server's model on the validation set.",
+    "test": "Evaluate the server's model on the test set.",
+    "predict": "Run the server's model on the prediction set, and write predictions.pt into a new run folder.",
+}
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; ends the process with its exit code."""
+    args = sys.argv[1:] if args is None else args
+    parser = argparse.ArgumentParser(
+        prog="lfl",
+        description="Federated learning on PyTorch Lightning and Fabric.",
+        epilog="`lfl fit --config configs/ssf.yaml` trains; `lfl fit --help` lists every setting.",
+    )
+    parser.add_argument("--version", action="version", version=f"lfl {__version__}")
+    commands = parser.add_subparsers(title="subcommands", metavar="{" + ",".join(SUBCOMMANDS) + "}")
+    for name, description in SUBCOMMANDS.items():
+        commands.add_parser(name, help=description, add_help=False)
+    # Importing Lightning takes seconds: answer what can be answered without it.
+    if not args or args[0] in ("-h", "--help", "--version"):
+        parser.parse_args(args or ["--help"])
+        return
+    if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:
+        near = difflib.get_close_matches(args[0], SUBCOMMANDS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the subcommands are {', '.join(SUBCOMMANDS)}."
+        parser.exit(2, f"lfl: error: unknown subcommand {args[0]!r}; {hint}\n")
+    from lfl.cli import run
+
+    run(args)
+
+
+if __name__ == "__main__":
+    main()

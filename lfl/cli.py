@@ -53,6 +53,10 @@ class FederatedCLI(LightningCLI):
         return super().init_parser(**kwargs)
 
     @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(args)
+
+    @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "trainer.seed")
 
@@ -73,7 +77,7 @@ class FederatedCLI(LightningCLI):
         self.model.configure_optimizers = MethodType(configure_optimizers, self.model)
 
 
-def main(args: list[str] | None = None) -> None:
+def run(args: list[str]) -> None:
     """Run the command line; ends the process with its exit code."""
     sys.path.insert(0, os.getcwd())  # an installed script does not see the user's own modules
     try:

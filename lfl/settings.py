@@ -16,8 +16,11 @@ def describe(value: Any) -> Any:
 
     Arguments are found by the convention that an object keeps them under their own names.
     """
-    if isinstance(value, _PLAIN):
-        return value
+    for plain in (bool, int, float, str):  # jsonargparse's number types are subclasses, which a checkpoint cannot hold
+        if isinstance(value, plain):
+            return plain(value)
+    if value is None:
+        return None
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
     if isinstance(value, dict):

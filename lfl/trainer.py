@@ -231,7 +231,7 @@ class FederatedTrainer:
     @property
     def num_clients(self) -> int:
         """N."""
-        return self.data.num_clients
+        return int(self.data.num_clients)
 
     @property
     def layout(self) -> Any:
@@ -398,7 +398,10 @@ class FederatedTrainer:
         name, cohort_size = self.engine_name, self.cohort_size
         if resumed_engine is not None and name == "auto":
             name, cohort_size = resumed_engine[0], cohort_size or resumed_engine[1]  # type: ignore[assignment]
-        self.engine = build_engine(name, self.client_model, self.data, self.work, self.stack, self.seed, cohort_size)
+        per_round = len(self.participation.select(1, self.num_clients, self.seed))
+        self.engine = build_engine(
+            name, self.client_model, self.data, self.work, self.stack, self.seed, cohort_size, per_round
+        )
         self.settings = self._describe_settings()
 
     def _describe_settings(self) -> dict[str, Any]:

@@ -399,7 +399,7 @@ def test_a_killed_run_can_be_restored(tmp_path):
     state = load_checkpoint(tmp_path / "last.ckpt")
     logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert state["round"] in (logged[-1], logged[-1] + 1)
-    assert state["round"] > 20
+    assert state["round"] > 5
     expected = torch.zeros(30, 500, dtype=torch.float64)
     for number in range(1, state["round"] + 1):
         chosen = random.Random(number).sample(range(30), 7)

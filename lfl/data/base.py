@@ -55,11 +55,11 @@ class FederatedData(LightningDataModule, ABC):
         sizes = self.partition.sizes
         return {
             "clients": self.num_clients,
-            "training examples": int(sizes.sum()),
-            "test examples": int(self.partition.test_sizes.sum()),
-            "smallest client": int(sizes.min()),
-            "median client": float(sizes.double().quantile(0.5)) if len(sizes) < 10**7 else float(sizes.median()),
-            "largest client": int(sizes.max()),
+            "train_examples": int(sizes.sum()),
+            "test_examples": int(self.partition.test_sizes.sum()),
+            "smallest_client": int(sizes.min()),
+            "median_client": int(sizes.median()),
+            "largest_client": int(sizes.max()),
             "partition": self.partition.fingerprint(),
         }
 

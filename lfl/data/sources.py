@@ -72,7 +72,10 @@ class Source(ABC):
 
     @override
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if k != 'num_classes')})"
+        # A line for the log: objects by their types, whose own texts may be long.
+        settings = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "num_classes"}
+        texts = {k: repr(v) if isinstance(v, str | float | int) else type(v).__name__ for k, v in settings.items()}
+        return f"{type(self).__name__}({', '.join(f'{k}={text}' for k, text in texts.items())})"
 
 
 class MNIST5000(Source):
@@ -136,8 +139,13 @@ class DatasetSource(Source):
         TypeError: one of the two has no length or no items by position.
     """
 
+    # Bare `Dataset`: with a parameter, jsonargparse 4.53 refuses the arguments of a data set named by its class path.
     def __init__(
-        self, train: Dataset[Any], test: Dataset[Any], num_classes: PositiveInt, in_memory: bool = True
+        self,
+        train: Dataset,  # type: ignore[type-arg]
+        test: Dataset,  # type: ignore[type-arg]
+        num_classes: PositiveInt,
+        in_memory: bool = True,
     ) -> None:
         for name, dataset in (("train", train), ("test", test)):
             if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):

@@ -72,11 +72,11 @@ class TensorStore(Store):
     @override
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
         device = self.inputs.device
-        flat = indices.reshape(-1).to(device, non_blocking=True)
-        flat_keys = None if keys is None else keys.reshape(-1).to(device, non_blocking=True)
+        flat = _moved(indices.reshape(-1), device)
+        flat_keys = None if keys is None else _moved(keys.reshape(-1), device)
         x = self._transformed(self.inputs.index_select(0, flat), flat_keys)
         y = self.targets.index_select(0, flat)
-        return x.unflatten(0, indices.shape), y.unflatten(0, indices.shape)
+        return _shaped(x, indices.shape), _shaped(y, indices.shape)
 
     @override
     def batches(self, plan: Plan) -> Iterator[Batch]:
@@ -140,7 +140,7 @@ class DatasetStore(Store):
 
         loader: DataLoader[Any] = DataLoader(
             self.dataset,
-            batch_sampler=positions(),  # type: ignore[arg-type]  # read once, so that an iterator will do
+            batch_sampler=positions(),  # read once, so that an iterator will do
             num_workers=self.num_workers,
             pin_memory=self._device.type == "cuda",
             generator=generator(self.seed, "dataloader"),
@@ -155,7 +155,7 @@ class DatasetStore(Store):
     def _finished(self, items: Sequence[Tensor], shape: torch.Size, keys: Tensor | None) -> Batch:
         x, *others = (_moved(t, self._device, self._dtype) for t in items)
         x = self.pipeline(x, None if keys is None else keys.reshape(-1).to(self._device))
-        return tuple(t.unflatten(0, shape) for t in (_moved(x, self._device, self._dtype), *others))
+        return tuple(_shaped(t, shape) for t in (_moved(x, self._device, self._dtype), *others))
 
 
 def make_store(data: Data, transforms: Sequence[BatchTransform], num_workers: int, seed: int) -> Store:
@@ -184,6 +184,12 @@ class Loader:
         return self._start()
 
 
-def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
+    return flat.reshape(shape + flat.shape[1:])
+
+
+def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """``tensor`` on ``device``; ``dtype`` is for floating-point numbers only."""
     is_cast = dtype is not None and tensor.is_floating_point()
-    return tensor.to(device, dtype if is_cast else tensor.dtype, non_blocking=True)
+    # Towards the CPU one must wait: the copy might be read before it is complete.
+    return tensor.to(device, dtype if is_cast else tensor.dtype, non_blocking=device.type == "cuda")

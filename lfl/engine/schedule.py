@@ -61,12 +61,8 @@ class LocalSchedule:
     ) -> None:
         self._indices, self._batch_size, self._shuffle = indices, batch_size, shuffle
         self._shuffle_keys, self._augment_keys = shuffle_keys, augment_keys
-        count, steps_per_epoch = sizes.numpy(), steps_per_epoch_of(sizes, batch_size).numpy()
-        step = np.arange(int(num_steps.max()))[:, None]
-        # [S, C]: which epoch, which batch of it, and how large, for every step of every client.
-        self._epoch, self._batch = step // steps_per_epoch, step % steps_per_epoch
-        self._size = np.minimum(batch_size, count - self._batch * batch_size)
-        self._active = (num_steps.numpy() > step).sum(axis=1)
+        self._epoch, self._batch, self._size = _plan(sizes, num_steps, batch_size)
+        self._active = (num_steps.numpy() > np.arange(len(self._size))[:, None]).sum(axis=1)
         self._order = torch.zeros_like(indices)
         self._beyond = torch.arange(indices.shape[1], device=indices.device) >= sizes.to(indices.device)[:, None]
 
@@ -104,6 +100,21 @@ class LocalSchedule:
             indices = order.gather(1, columns)
         epoch_keys = fold(self._augment_keys[rows], torch.from_numpy(epochs).to(device))
         return indices, epoch_keys[:, None] + columns
+
+
+def _plan(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For every step of every client [S, C]: its epoch, which batch of it, and how large that is."""
+    step = np.arange(int(num_steps.max()))[:, None]
+    steps_per_epoch = steps_per_epoch_of(sizes, batch_size).numpy()
+    batch = step % steps_per_epoch
+    return step // steps_per_epoch, batch, np.minimum(batch_size, sizes.numpy() - batch * batch_size)
+
+
+def count_calls(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[int, int]:
+    """How many batches a cohort takes when clients with batches of equal size share one, and how many apart."""
+    _, _, size = _plan(sizes, num_steps, batch_size)
+    working = num_steps.numpy() > np.arange(len(size))[:, None]
+    return sum(len(np.unique(row[mask])) for row, mask in zip(size, working, strict=True)), int(working.sum())
 
 
 def steps_per_epoch_of(sizes: Tensor, batch_size: int) -> Tensor:

@@ -76,7 +76,7 @@ class HadamardBasis(Basis):
     @override
     def project(self, x: Tensor) -> Tensor:
         mixed = self._transform(x * self._signs[0]).index_select(-1, self._permutation)
-        return self._transform(mixed).index_select(-1, self._chosen)
+        return self._transform(mixed * self._signs[1]).index_select(-1, self._chosen)
 
     @override
     def lift(self, z: Tensor) -> Tensor:

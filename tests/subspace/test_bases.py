@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lfl.randomness import generator
 from lfl.subspace import (
     Basis,
     CoordinateSubspace,
@@ -13,6 +14,7 @@ from lfl.subspace import (
     LayerwiseSubspace,
     Subspace,
 )
+from lfl.subspace.base import orthonormal_rows
 from lfl.vector import ParameterVector
 
 CPU = torch.device("cpu")
@@ -163,3 +165,17 @@ def test_the_projector_is_unbiased(kind: type[Subspace]) -> None:
         p = matrix(subspace.draw(layout, (0, i), CPU, torch.float64))
         total += p.mT @ p
     torch.testing.assert_close(total / 4000, 2 / 7 * torch.eye(7, dtype=torch.float64), atol=0.04, rtol=0)
+
+
+def test_the_signs_of_qr_are_fixed() -> None:
+    """A = Q R with P = Q^T gives P A = R: upper triangular, with a positive diagonal."""
+    gaussian = torch.randn(9, 4, generator=generator(0, "qr"), dtype=torch.float64)
+    r = orthonormal_rows(4, 9, generator(0, "qr")) @ gaussian
+    torch.testing.assert_close(r, r.triu(), atol=1e-12, rtol=0)
+    assert (r.diagonal() > 0).all()
+
+
+def test_coordinates_keep_their_order() -> None:
+    values = draw(CoordinateSubspace(50)).project(torch.arange(LAYOUT.dim))
+    assert torch.equal(values, values.unique(sorted=True))
+    assert len(values) == 50

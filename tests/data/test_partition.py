@@ -1,0 +1,79 @@
+"""Index sets in compressed rows, and the saved partition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfl.data import IndexSets, Partition
+
+
+def partition() -> Partition:
+    train = IndexSets.from_owners(torch.tensor([2, 0, 2, 2, 0, 1]), 3)
+    return Partition(train, IndexSets.from_owners(torch.tensor([2, 0]), 3))
+
+
+@settings(max_examples=50, deadline=None)
+@given(owners=st.lists(st.integers(0, 5), max_size=40), ids=st.lists(st.integers(0, 5), max_size=8))
+def test_padded_equals_one_client_at_a_time(owners, ids):
+    sets = IndexSets.from_owners(torch.tensor(owners, dtype=torch.int64), 6)
+    indices, sizes = sets.padded(torch.tensor(ids, dtype=torch.int64))
+    assert indices.shape == (len(ids), max((owners.count(i) for i in ids), default=0))
+    for row, size, i in zip(indices, sizes.tolist(), ids, strict=True):
+        assert row[:size].tolist() == sets.client(i).tolist() == [j for j, o in enumerate(owners) if o == i]
+        assert row[size:].eq(0).all()
+
+
+def test_positions_may_be_others_than_0_to_n():
+    sets = IndexSets.from_owners(torch.tensor([1, 0, 1]), 2, positions=torch.tensor([10, 20, 30]))
+    assert sets.client(1).tolist() == [10, 30]
+    assert sets.owners.tolist() == [0, 1, 1]
+
+
+def test_counts_and_sizes():
+    assert partition().sizes.tolist() == [2, 1, 3]
+    assert partition().test_sizes.tolist() == [1, 0, 1]
+    assert partition().num_clients == 3
+    counts = partition().label_counts(torch.tensor([0, 1, 0, 1, 1, 0]), 2)
+    assert counts.tolist() == [[0, 2], [1, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("i", [-1, 3])
+def test_unknown_client(i):
+    with pytest.raises(IndexError, match=f"There is no client {i}: the partition has 3"):
+        partition().client(i)
+
+
+def test_train_and_test_must_be_for_the_same_clients():
+    with pytest.raises(ValueError, match="3 clients in training, 2 in testing"):
+        Partition(partition().train, IndexSets.from_owners(torch.tensor([1, 0]), 2))
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path):
+    path = tmp_path / "new" / "partition.pt"
+    partition().save(path)
+    partition().save(path)
+    loaded = Partition.load(path)
+    assert loaded.fingerprint() == partition().fingerprint()
+    assert loaded.client(2).tolist() == [0, 2, 3]
+    assert [p.name for p in path.parent.iterdir()] == ["partition.pt"]
+
+
+def test_fingerprint_sees_owners_and_test_sets():
+    other_train = Partition(IndexSets.from_owners(torch.tensor([2, 0, 2, 2, 1, 0]), 3), partition().test)
+    other_test = Partition(partition().train, IndexSets.from_owners(torch.tensor([0, 2]), 3))
+    assert len({p.fingerprint() for p in (partition(), other_train, other_test)}) == 3
+    assert partition().fingerprint() == partition().fingerprint()
+
+
+def test_what_is_no_partition_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no partition at"):
+        Partition.load(tmp_path / "none.pt")
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match=r"other\.pt' holds no partition"):
+        Partition.load(tmp_path / "other.pt")
+
+
+def test_plot_writes_a_picture(tmp_path):
+    partition().plot(torch.tensor([0, 1, 0, 1, 1, 0]), tmp_path / "mix.png")
+    assert (tmp_path / "mix.png").read_bytes().startswith(b"\x89PNG")
