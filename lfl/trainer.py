@@ -26,6 +26,7 @@ from lfl.checkpointing import Checkpointing, restore_trainer, saved_engine
 from lfl.client import ClientModel
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
+from lfl.defaults import own
 from lfl.display import ProgressDisplay, RunSummary
 from lfl.engine import LocalEngine, LocalWork, build_engine
 from lfl.evaluation import Evaluator, Stage
@@ -124,12 +125,12 @@ class FederatedTrainer:
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
-        self.precision, self.max_rounds, self.participation = precision, max_rounds, participation
+        self.precision, self.max_rounds, self.participation = precision, max_rounds, own(participation)
         self.engine_name, self.cohort_size = engine, cohort_size
         self.work = LocalWork(local_epochs, local_steps, gradient_clip_val, gradient_clip_algorithm)
-        self.aggregator, self.client_state, self.buffers = aggregator, client_state, buffers
+        self.aggregator, self.client_state, self.buffers = own(aggregator), client_state, buffers
         self.on_nonfinite, self.check_val_every_n_rounds = on_nonfinite, check_val_every_n_rounds
-        self.seed, self.checkpoint, self.default_root_dir = seed, checkpoint, Path(default_root_dir)
+        self.seed, self.checkpoint, self.default_root_dir = seed, own(checkpoint), Path(default_root_dir)
         self._server_optimizer = server_optimizer
         listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
         # Lightning's own callbacks (the CLI's config saver) only see `setup`.

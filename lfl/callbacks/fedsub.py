@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.defaults import own
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
@@ -37,7 +38,7 @@ class FedSub(FederatedCallback):
         subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
         refresh_every: PositiveInt = 5,
     ) -> None:
-        self.subspace, self.refresh_every = subspace, refresh_every
+        self.subspace, self.refresh_every = own(subspace), refresh_every
 
     @override
     def check(self, layout: ParameterVector) -> None:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient
 from lfl.comm import Message, dense_bits
+from lfl.defaults import own
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
@@ -41,7 +42,7 @@ class SSF(FederatedCallback):
         subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
         refresh_every: PositiveInt = 1,
     ) -> None:
-        self.subspace, self.refresh_every = subspace, refresh_every
+        self.subspace, self.refresh_every = own(subspace), refresh_every
         self.control = torch.empty(0)
 
     @override
