@@ -40,7 +40,9 @@ class Checkpointing:
         self.saved_round = 0
         self._tags: dict[str, str] = {}
 
-    def after_round(self, trainer: FederatedTrainer, round_number: int, metrics: dict[str, float], is_final: bool) -> None:
+    def after_round(
+        self, trainer: FederatedTrainer, round_number: int, metrics: dict[str, float], is_final: bool
+    ) -> None:
         """Write what is due."""
         improved = self._improves(metrics, round_number)
         due = is_final or round_number % self.every_n_rounds == 0

@@ -42,7 +42,11 @@ class FederatedCLI(LightningCLI):
             trainer_class=FederatedTrainer,  # type: ignore[arg-type]
             parser_class=FederatedArgumentParser,
             seed_everything_default=0,
-            parser_kwargs={"allow_abbrev": False, "prog": "lfl", "description": "Federated learning, as a LightningCLI."},
+            parser_kwargs={
+                "allow_abbrev": False,
+                "prog": "lfl",
+                "description": "Federated learning, as a LightningCLI.",
+            },
             args=args,
             **options,
         )
@@ -89,5 +93,3 @@ def run(args: list[str]) -> None:
         sys.exit(2)
     if cli.trainer.interrupted:
         sys.exit(128 + cli.trainer.interrupted)
-
-

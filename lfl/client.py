@@ -37,10 +37,12 @@ class Recorder:
         self.values, self.batch_sizes = {}, {}
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """``LightningModule.log``: the mean over examples per round; ``on_step`` and ``on_epoch`` mean the same here."""
+        """``LightningModule.log``: the mean over a round's examples; ``on_step`` and ``on_epoch`` are the same here."""
         reduce_fx = options.get("reduce_fx", "mean")
         if reduce_fx not in ("mean", torch.mean):
-            raise ValueError(f"`self.log({name!r}, reduce_fx={reduce_fx!r})`: values are averaged over a round; log a mean.")
+            raise ValueError(
+                f"`self.log({name!r}, reduce_fx={reduce_fx!r})`: values are averaged over a round; log a mean."
+            )
         if isinstance(value, Metric):
             self.metrics[name] = value
             return
@@ -156,7 +158,9 @@ class ClientModel:
 
     # -- the training step ----------------------------------------------------------------------------------------
 
-    def loss(self, params: Tensor | None, batch: Batch, step: int, key: Tensor, anchor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, params: Tensor | None, batch: Batch, step: int, key: Tensor, anchor: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and logged values of one client's step.
 
         Args:

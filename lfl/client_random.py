@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -36,7 +36,9 @@ def _dropout(key: Tensor, input: Tensor, p: float = 0.5, training: bool = True, 
     return _drop(key, input, input.shape, p, training)
 
 
-def _feature_dropout(key: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _feature_dropout(
+    key: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Whole channels are dropped: the mask is [N, C, 1, ...]."""
     return _drop(key, input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)
 
@@ -89,7 +91,8 @@ def _normal(key: Tensor, shape: tuple[int, ...], options: dict[str, Any]) -> Ten
     count = math.prod(shape)
     first, second = uniform(key, 2 * count, torch.float64).split(count, dim=-1)
     drawn = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()
-    return drawn.to(options.get("dtype") or torch.get_default_dtype()).reshape(shape)
+    dtype: torch.dtype = options.get("dtype") or torch.get_default_dtype()
+    return drawn.to(dtype).reshape(shape)
 
 
 _REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {

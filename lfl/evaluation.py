@@ -69,7 +69,9 @@ class Evaluator:
             module.train()
         return metrics, outputs
 
-    def _run_loader(self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, float]:
+    def _run_loader(
+        self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
+    ) -> dict[str, float]:
         step = getattr(self._model.module, f"{_STEPS[stage]}_step")
         recorder = self._model.recorder
         sums: dict[str, Tensor] = {}

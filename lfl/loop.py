@@ -54,7 +54,7 @@ class FederatedLoop:
     def _select(self, number: int) -> Round:
         trainer = self.trainer
         clients = trainer.participation.select(number, trainer.num_clients, trainer.seed)
-        clients = clients[trainer.data.client_sizes[clients] > 0]
+        clients = clients[trainer.data.client_sizes[clients] > 0].sort().values  # the order must not matter
         home = clients % trainer.fabric.world_size == trainer.fabric.global_rank
         round = Round(trainer, number, clients, trainer.server.vector.clone(), clients[home])
         trainer.display.round_started(number, len(round.local_clients))
@@ -95,8 +95,8 @@ class FederatedLoop:
         where = f"client(s) {', '.join(map(str, refused))} in round {cohort.round.number}"
         if self.trainer.on_nonfinite == "stop":
             raise NonFiniteUpdateError(
-                f"The update of {where} is not finite (NaN or inf): look for bad values in its data, or lower the learning "
-                "rate; `trainer.on_nonfinite=skip` goes on without such updates."
+                f"The update of {where} is not finite (NaN or inf): look for bad values in its data, or lower the "
+                "learning rate; `trainer.on_nonfinite=skip` goes on without such updates."
             )
         self.trainer.display.message(f"Skipped the update of {where}: it is not finite.")
         cohort.round.num_refused += len(refused)

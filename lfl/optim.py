@@ -39,11 +39,11 @@ def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedule
         raise ValueError(
             f"`{type(module).__name__}.configure_optimizers` returned None; give an `optimizer:` or return one."
         )
-    optimizers, schedulers, monitor = _configure_optimizers(configured)
+    optimizers, schedulers, monitor = _configure_optimizers(configured)  # type: ignore[arg-type]  # Lightning's annotations disagree
     if len(optimizers) != 1:
         raise ValueError(
-            f"`{type(module).__name__}.configure_optimizers` returned {len(optimizers)} optimizers; a client is trained "
-            "by exactly one."
+            f"`{type(module).__name__}.configure_optimizers` returned {len(optimizers)} optimizers; a client is "
+            "trained by exactly one."
         )
     return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
 
@@ -72,6 +72,11 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if isinstance(value, int | float | str | bool)}
+
+
+def _advance(config: LRSchedulerConfig, *metric: float) -> None:
+    scheduler: Any = config.scheduler  # annotated as a union whose members' `step` differ
+    scheduler.step(*metric)
 
 
 class LearningRates:
@@ -106,9 +111,9 @@ class LearningRates:
             if round_number % config.frequency:
                 continue
             if not config.reduce_on_plateau:
-                config.scheduler.step()
+                _advance(config)
             elif config.monitor in metrics:
-                config.scheduler.step(metrics[config.monitor])  # type: ignore[call-arg, arg-type]
+                _advance(config, metrics[config.monitor])
             elif config.strict:
                 raise ValueError(
                     f"The learning-rate scheduler watches {config.monitor!r}, which round {round_number} did not log; "
@@ -161,7 +166,9 @@ class LocalOptimizer:
         for group, rate in zip(self.optimizer.param_groups, rates or (), strict=bool(rates)):
             group["lr"] = rate
         names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._names = [[names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups]
+        self._names = [
+            [names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups
+        ]
         self._decays = [float(group.get("weight_decay", 0.0)) for group in self.optimizer.param_groups]
         # Views of `values` by parameter of the optimizer, so that rows can be narrowed and gradients assigned.
         self._spans: list[tuple[torch.nn.Parameter, slice]] = []
@@ -210,7 +217,9 @@ class LocalOptimizer:
             )
         missing = max(num_steps) - len(self._rates_taken)
         if missing > 0 and self._step_schedulers:
-            raise ValueError("This method must know the learning rates of a round before it: use a scheduler over rounds.")
+            raise ValueError(
+                "This method must know the learning rates of a round before it: use a scheduler over rounds."
+            )
         rates = self._rates_taken + [float(groups[0]["lr"])] * missing
         scales = {steps: movement_scale(groups, rates[:steps]) for steps in set(num_steps)}
         return [scales[steps] for steps in num_steps]
@@ -234,7 +243,7 @@ class LocalOptimizer:
         self._rates_taken.append(float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
         for config in self._step_schedulers:
-            config.scheduler.step()
+            _advance(config)
 
     def _replace(self, group: dict[str, Any], spans: list[slice], initial: dict[str, Any]) -> None:
         """Let ``group`` step views of ``values``; ``initial`` is the state its parameters were built with."""
@@ -256,7 +265,9 @@ class LocalOptimizer:
         for name, parameter in zip(members, trained, strict=True):
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and value.dim():
-                    initial.setdefault(key, value.new_zeros(self._layout.dim))[self._layout.slices[name]] = value.flatten()
+                    initial.setdefault(key, value.new_zeros(self._layout.dim))[self._layout.slices[name]] = (
+                        value.flatten()
+                    )
                 else:
                     initial[key] = value
         return initial
@@ -266,9 +277,13 @@ class LocalOptimizer:
         ignored = {"params", "weight_decay"}
         settings = [{k: v for k, v in group.items() if k not in ignored} for group in groups]
         if type(self.optimizer) not in ELEMENTWISE:
-            raise ValueError(f"{type(self.optimizer).__name__} is not elementwise and cannot run on subspace coordinates.")
+            raise ValueError(
+                f"{type(self.optimizer).__name__} is not elementwise and cannot run on subspace coordinates."
+            )
         if any(other != settings[0] for other in settings):
-            raise ValueError("On subspace coordinates all parameter groups must share their settings (but weight_decay).")
+            raise ValueError(
+                "On subspace coordinates all parameter groups must share their settings (but weight_decay)."
+            )
         if any(self._decays) and groups[0].get("decoupled_weight_decay", False):
             raise ValueError(
                 f"{type(self.optimizer).__name__} decays the weights by itself, which has no meaning on subspace "
@@ -277,9 +292,9 @@ class LocalOptimizer:
         for group in groups:
             group["weight_decay"] = 0.0
         if any(self._initial_state(group, names) for group, names in zip(groups, self._names, strict=True)):
-            raise ValueError(f"{type(self.optimizer).__name__} starts with a state of its own, one entry a parameter, "
-                             "which has no meaning on subspace coordinates.")
+            raise ValueError(
+                f"{type(self.optimizer).__name__} starts with a state of its own, one entry a parameter, "
+                "which has no meaning on subspace coordinates."
+            )
         del groups[1:]
         self._replace(groups[0], [slice(0, self._values.shape[1])], {})
-
-

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lfl.randomness import derive_seed
 
@@ -38,6 +39,7 @@ class UniformParticipation(Participation):
             raise ValueError(f"`clients_per_round={clients_per_round}` must be at least 1.")
         self.clients_per_round = clients_per_round
 
+    @override
     def check(self, num_clients: int) -> None:
         if isinstance(self.clients_per_round, int) and self.clients_per_round > num_clients:
             raise ValueError(
@@ -45,6 +47,7 @@ class UniformParticipation(Participation):
                 "Lower it, or raise `data.num_clients`."
             )
 
+    @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         count = self.clients_per_round
         if isinstance(count, float):
@@ -57,9 +60,11 @@ class UniformParticipation(Participation):
 class FullParticipation(Participation):
     """Every client, every round."""
 
+    @override
     def check(self, num_clients: int) -> None:
         pass
 
+    @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         return torch.arange(num_clients)
 
@@ -79,10 +84,12 @@ class FixedParticipation(Participation):
                 raise ValueError(f"`schedule` names a client twice in round {number}: {ids}.")
         self.schedule = schedule
 
+    @override
     def check(self, num_clients: int) -> None:
         outside = sorted({i for ids in self.schedule for i in ids if not 0 <= i < num_clients})
         if outside:
             raise ValueError(f"`schedule` names clients {outside}, but the ids are 0 to {num_clients - 1}.")
 
+    @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         return torch.tensor(sorted(self.schedule[(round_number - 1) % len(self.schedule)]))

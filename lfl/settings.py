@@ -42,7 +42,9 @@ def differences(saved: Any, now: Any, where: str = "") -> list[str]:
             found += differences(saved.get(key), now.get(key), f"{where}.{key}" if where else key)
         return found
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
-        return [text for i, pair in enumerate(zip(saved, now, strict=True)) for text in differences(*pair, f"{where}[{i}]")]
+        return [
+            text for i, pair in enumerate(zip(saved, now, strict=True)) for text in differences(*pair, f"{where}[{i}]")
+        ]
     return [] if saved == now else [f"{where}: {_short(saved)} then, {_short(now)} now"]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +28,13 @@ from lfl.defaults import own
 from lfl.display import ProgressDisplay, RunSummary
 from lfl.engine import LocalEngine, LocalWork, build_engine
 from lfl.evaluation import Evaluator, Stage
+from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
 from lfl.optim import LearningRates
 from lfl.participation import Participation, UniformParticipation
 from lfl.settings import describe
+from lfl.signals import GracefulSignals
 from lfl.state import ClientStore
 
 _UNCALLED_HOOKS = (
@@ -60,7 +60,7 @@ def _sgd(params: Iterable[torch.nn.Parameter]) -> Optimizer:
     return torch.optim.SGD(params, lr=1.0)
 
 
-class FederatedTrainer:
+class FederatedTrainer(LightningFacade):
     """Trains one LightningModule over the clients of a federated data module, round by round.
 
     Args:
@@ -139,7 +139,9 @@ class FederatedTrainer:
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
         self.summary = RunSummary()
         self._csv = logger is not False
-        self.loggers: list[Logger] = list(logger) if isinstance(logger, list) else [] if isinstance(logger, bool) else [logger]
+        self.loggers: list[Logger] = (
+            list(logger) if isinstance(logger, list) else [] if isinstance(logger, bool) else [logger]
+        )
         self.log_dir = ""
         self.current_round, self.total_refused, self.interrupted = 0, 0, 0
         self.should_stop = False
@@ -177,7 +179,7 @@ class FederatedTrainer:
             callback.on_fit_start(self, model)  # type: ignore[arg-type]
         model.on_fit_start()
         model.on_train_start()
-        with _Signals(self):
+        with GracefulSignals(self):
             self._run_rounds(model)
         self.client_model.bind(self.server.vector.clone())
         self.client_model.load_buffers(self.server_buffers, self.server_counters)
@@ -239,56 +241,6 @@ class FederatedTrainer:
         """The layout of the parameters in the vector, a ParameterVector."""
         return self.client_model.layout
 
-    @property
-    def device(self) -> torch.device:
-        """This process's device."""
-        return self.fabric.device
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this process writes files."""
-        return self.fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        """Number of this process."""
-        return self.fabric.global_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.fabric.world_size
-
-    @property
-    def strategy(self) -> Any:
-        """Fabric's strategy."""
-        return self.fabric.strategy
-
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def current_epoch(self) -> int:
-        """Rounds completed: to a LightningModule a round is an epoch."""
-        return self.current_round
-
-    @property
-    def global_step(self) -> int:
-        """Rounds completed: the only axis there is."""
-        return self.current_round
-
-    @property
-    def max_epochs(self) -> int:
-        """``max_rounds``, under the name that a LightningModule knows."""
-        return self.max_rounds
-
-    @property
-    def progress_bar_callback(self) -> None:
-        """For ``LightningModule.print``."""
-        return
-
     def is_evaluation_due(self, round_number: int) -> bool:
         """Whether a round ends with an evaluation."""
         if not self._evaluator.can("validate"):
@@ -326,11 +278,13 @@ class FederatedTrainer:
             self.fabric.launch()
         if not isinstance(datamodule, FederatedData):
             raise ValueError(
-                f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can be any "
-                "dataset (`DatasetSource`)."
+                f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can "
+                "be any dataset (`DatasetSource`)."
             )
         if not model.automatic_optimization:
-            raise ValueError(f"{type(model).__name__} uses manual optimization; a client's steps are taken by the trainer.")
+            raise ValueError(
+                f"{type(model).__name__} uses manual optimization; a client's steps are taken by the trainer."
+            )
         with self.fabric.rank_zero_first():
             datamodule.prepare_data()
         datamodule.setup(stage)
@@ -368,8 +322,8 @@ class FederatedTrainer:
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, self.client_model.module)]
         if ignored:
             rank_zero_warn(
-                f"{type(self.client_model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: local "
-                "steps are taken for many clients at once."
+                f"{type(self.client_model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: "
+                "local steps are taken for many clients at once."
             )
 
     def _start_run(self, model: LightningModule) -> None:
@@ -515,33 +469,3 @@ def metrics_table(metrics: dict[str, float]) -> Any:
     for name, value in metrics.items():
         table.add_row(name, f"{value:.6g}")
     return table
-
-
-class _Signals:
-    """SIGINT and SIGTERM end a run at the end of the round, with a checkpoint; a second one ends it at once."""
-
-    def __init__(self, trainer: FederatedTrainer) -> None:
-        self._trainer = trainer
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._previous[number] = signal.signal(number, partial(self._stop))
-            except ValueError:  # not in the main thread: leave signals to whoever runs us
-                return
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: Any) -> None:
-        del frame
-        trainer = self._trainer
-        if trainer.interrupted:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        trainer.interrupted, trainer.should_stop = number, True
-        trainer.display.message("Stopping after this round, with a checkpoint; once more to stop at once.")
-
-

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 Weighting = Literal["examples", "uniform"]
 
@@ -50,10 +51,12 @@ class Aggregator(ABC):
 class MeanAggregator(Aggregator):
     """The weighted mean: ``sum_i w_i delta_i`` with ``w_i`` normalised over the round's clients, in float64."""
 
+    @override
     def add(self, rows: Tensor, weights: Tensor) -> None:
         weights = weights.to(rows.device)
         self.accumulate("update", weights @ rows.double())
         self.accumulate("weight", weights.sum())
 
+    @override
     def result(self) -> Tensor:
         return self.sums["update"] / self.sums["weight"]

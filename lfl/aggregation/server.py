@@ -27,7 +27,7 @@ class Server:
 
     @property
     def vector(self) -> Tensor:
-        """x [D], the live tensor."""
+        """X [D], the live tensor."""
         return self._parameter.detach()
 
     @property
@@ -43,7 +43,7 @@ class Server:
         self._parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """x and the optimizer's state."""
+        """X and the optimizer's state."""
         return {"vector": self.vector.cpu().clone(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -24,9 +24,9 @@ _DUAL, _CLOCK = "fedsub/dual", "fedsub/clock"
 class FedSub(FederatedCallback):
     """Local steps ``z <- z - eta (P g(x + P^T z) + lambda_i / (K eta))``; then ``lambda_i += z_i - zbar``.
 
-    ``lambda_i`` [R] is in movement units. On a refresh it is carried over, ``lambda <- P_new P_old^T lambda``, for every
-    refresh a client missed when it is next seen. With a new learning rate it is rescaled by the ratio of the rates.
-    Use the uniform aggregator.
+    ``lambda_i`` [R] is in movement units. On a refresh it is carried over, ``lambda <- P_new P_old^T lambda``, for
+    every refresh a client missed when it is next seen. With a new learning rate it is rescaled by the ratio of the
+    rates. Use the uniform aggregator.
 
     Args:
         subspace: how a basis is drawn.
@@ -51,7 +51,9 @@ class FedSub(FederatedCallback):
             trainer.store.declare(_DUAL, self.subspace.check(trainer.layout), trainer.layout.dtype)
             # When a dual was written: the number of refreshes before, and the learning rate.
             trainer.store.declare(_CLOCK, 2, torch.float64)
-            self._bases = RefreshedBasis(self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device)
+            self._bases = RefreshedBasis(
+                self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device
+            )
 
     @override
     def coordinates(self, round: Round) -> Basis:

@@ -21,8 +21,8 @@ class Scaffold(FederatedCallback):
     """Corrects every local gradient by ``c - c_i`` (line 10), with controls that estimate the mean and own gradient.
 
     Option II (line 12): ``c_i+ = c_i - c - delta_i / (K eta)``; with momentum or a schedule inside the round, K eta is
-    what the optimizer makes of a constant unit gradient. Option I: ``c_i+`` is the gradient of the client's mean loss at
-    x over all its data, weight decay included: one more pass. The server adds ``(1/N) sum (c_i+ - c_i)`` over the
+    what the optimizer makes of a constant unit gradient. Option I: ``c_i+`` is the gradient of the client's mean loss
+    at x over all its data, weight decay included: one more pass. The server adds ``(1/N) sum (c_i+ - c_i)`` over the
     participants (line 17), N all clients, which keeps ``c = mean c_i``. Use the uniform aggregator.
 
     State: c [D]; c_i [D] for every client seen so far. Wire: x and c down, delta_i and the change of c_i up.

@@ -55,7 +55,9 @@ class SSF(FederatedCallback):
             self._trainer = trainer
             trainer.store.declare(_SLOT, trainer.layout.dim, trainer.layout.dtype)
             self.control = torch.zeros_like(trainer.server.vector)
-            self._bases = RefreshedBasis(self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device)
+            self._bases = RefreshedBasis(
+                self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device
+            )
 
     @override
     def coordinates(self, round: Round) -> Basis:
@@ -117,5 +119,3 @@ class SSF(FederatedCallback):
 def _basis(round: Round) -> Basis:
     assert round.basis is not None
     return round.basis
-
-

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from jsonargparse import lazy_instance  # type: ignore[attr-defined]  # exported, but not marked so
+from jsonargparse import lazy_instance
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import Trainer
 from torch import Tensor

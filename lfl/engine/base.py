@@ -112,7 +112,7 @@ class LocalEngine(ABC):
 
     def train(self, cohort: Cohort, rates: list[float] | None) -> None:
         """The local work of a cohort: ``values`` and ``buffers`` become the trained ones."""
-        self._place(cohort)
+        self.place(cohort)
         for callback in self._starting:
             callback.on_cohort_start(cohort)
         cohort.optimizer = LocalOptimizer(
@@ -134,7 +134,7 @@ class LocalEngine(ABC):
                 for callback in self._stepping:
                     callback.on_step_end(cohort)
         cohort.active = len(cohort)
-        self._collect(cohort)
+        self.collect(cohort)
 
     def _starting_point(self, round: Round, count: int) -> Tensor:
         """Rows to train, [C, D] at x or coordinates [C, R] at zero; the memory is used again by the next cohort."""
@@ -209,10 +209,12 @@ class LocalEngine(ABC):
             cohort.metrics[name][plan.rows] += values * size
             cohort.metrics[f"{name}/count"][plan.rows] += size
 
-    def _place(self, cohort: Cohort) -> None:
+    @abstractmethod
+    def place(self, cohort: Cohort) -> None:
         """Prepare the model for a cohort."""
 
-    def _collect(self, cohort: Cohort) -> None:
+    @abstractmethod
+    def collect(self, cohort: Cohort) -> None:
         """Take what training left in the model (buffers)."""
 
 
@@ -240,5 +242,3 @@ def _join(parts: list[tuple[slice | Tensor, Tensor]], params: Tensor) -> Tensor:
     for rows, part in parts:
         joined[rows] = part
     return joined
-
-

@@ -49,7 +49,9 @@ def build_engine(
     with model.recording():
         reason = why_not_vectorized(model, batch, keys)
     if reason is not None and name == "vectorized":
-        raise ValueError(f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`.")
+        raise ValueError(
+            f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`."
+        )
     if reason is not None:
         rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
         return sequential

@@ -33,7 +33,7 @@ class SequentialEngine(LocalEngine):
         return flat.unsqueeze(0), loss.detach().unsqueeze(0), logs
 
     @override
-    def _place(self, cohort: Cohort) -> None:
+    def place(self, cohort: Cohort) -> None:
         self.model.bind(cohort.values[0] if cohort.round.basis is None else cohort.params[0])
         self.model.load_buffers(cohort.buffers[0], cohort.round.trainer.server_counters)
         if self.model.uses_global_generator:
@@ -41,6 +41,6 @@ class SequentialEngine(LocalEngine):
             torch.manual_seed(derive_seed(self.seed, "global", cohort.round.number, int(cohort.ids[0])))
 
     @override
-    def _collect(self, cohort: Cohort) -> None:
+    def collect(self, cohort: Cohort) -> None:
         cohort.buffers = self.model.flat_buffers().unsqueeze(0)
         cohort.counters = [counter.clone().unsqueeze(0) for counter in self.model.counters]

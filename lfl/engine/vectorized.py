@@ -33,7 +33,11 @@ class VectorizedEngine(LocalEngine):
         return gradients, losses.detach(), logs
 
     @override
-    def _collect(self, cohort: Cohort) -> None:
+    def place(self, cohort: Cohort) -> None:
+        pass
+
+    @override
+    def collect(self, cohort: Cohort) -> None:
         # A module that changes its buffers runs on the sequential engine; here they are constants.
         cohort.counters = []
 
