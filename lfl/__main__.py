@@ -34,9 +34,12 @@ def main(args: list[str] | None = None) -> None:
         near = difflib.get_close_matches(args[0], SUBCOMMANDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"the subcommands are {', '.join(SUBCOMMANDS)}."
         parser.exit(2, f"lfl: error: unknown subcommand {args[0]!r}; {hint}\n")
-    from lfl.cli import run
+    try:
+        from lfl.cli import run
 
-    run(args)
+        run(args)
+    except KeyboardInterrupt:  # outside the rounds, which end by themselves
+        parser.exit(130, "lfl: interrupted\n")
 
 
 if __name__ == "__main__":

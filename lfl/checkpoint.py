@@ -122,6 +122,19 @@ def new_run_folder(root: Path, prefix: str = "run") -> Path:
         raise OSError(error.errno, message) from error
 
 
+def check_writable(root: Path) -> None:
+    """Says early whether a run folder can be made in ``root``, and makes nothing.
+
+    Raises:
+        OSError: it cannot; the message names the folder.
+    """
+    nearest = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "no permission to write" if nearest.is_dir() else f"{nearest} is a file"
+        message = f"Cannot make a run folder in {root}: {reason}. Choose a folder that you may write to."
+        raise OSError(errno.EACCES, message)
+
+
 def write_error(error: OSError, path: Path) -> OSError:
     """The same kind of error, with a one-line message that names ``path`` and, for a full disk, the free space."""
     message = f"Cannot write {path}: {error.strerror or error}."

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import lightning
 from jsonargparse.typing import PositiveInt
 
-from lfl.checkpoint import load_checkpoint, save_atomically
-from lfl.settings import check_resumable
+from lfl.checkpoint import save_atomically
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer
@@ -54,6 +53,12 @@ class Checkpointing:
             self.saved_round = round_number
         if due and self.keep_all:
             self.save(trainer, f"round_{round_number:06d}.ckpt")
+
+    def at_end(self, trainer: FederatedTrainer) -> None:
+        """Write what is missing: a signal may have come after the last round decided that nothing is due."""
+        if trainer.current_round > self.saved_round:
+            self.save(trainer, "last.ckpt")
+            self.saved_round = trainer.current_round
 
     def save(self, trainer: FederatedTrainer, name: str) -> None:
         """Write one checkpoint into the run's folder."""
@@ -103,15 +108,16 @@ def trainer_state(trainer: FederatedTrainer) -> dict[str, Any]:
     }
 
 
-def restore_trainer(trainer: FederatedTrainer, path: Path) -> None:
+def restore_trainer(trainer: FederatedTrainer, state: dict[str, Any], path: Path) -> None:
     """Continue from a checkpoint: fill the trainer's state, and carry the earlier metrics into the new run's folder.
 
-    Raises:
-        CheckpointError: it cannot be read, or belongs to other settings.
+    Args:
+        trainer: built with the same settings.
+        state: what the checkpoint holds.
+        path: where it lies: the rows of clients that were in files, and the metrics, are in the folder above.
     """
-    state = load_checkpoint(path)
-    check_resumable(state["settings"], trainer.settings, path)
-    run_folder = path.parent.parent
+    run_folder = path.resolve().parent.parent
+    _note_other_engine(trainer, state["engine"])
     trainer.current_round = state["round"]
     trainer.server.load_state_dict(state["server"])
     trainer.load_frozen_state(state["state_dict"])
@@ -135,11 +141,12 @@ def restore_trainer(trainer: FederatedTrainer, path: Path) -> None:
             logger.continue_from(run_folder, state["round"])
 
 
-def saved_engine(path: Path) -> tuple[str, int]:
-    """The engine and cohort size a run was started with: a resumed run repeats what ``auto`` chose."""
-    state = load_checkpoint(path)["engine"]
-    return state["name"], state["cohort_size"]
-
-
 def _logger_state(logger: Any) -> dict[str, Any]:
     return dict(logger.state_dict()) if hasattr(logger, "state_dict") else {}
+
+
+def _note_other_engine(trainer: FederatedTrainer, saved: dict[str, Any]) -> None:
+    now = {"name": trainer.engine.name, "cohort_size": trainer.engine.cohort_size}
+    if now != saved:
+        before, after = (f"{e['name']} (cohorts of {e['cohort_size']})" for e in (saved, now))
+        trainer.display.message(f"The engine was {before} and is now {after}: equal up to rounding, not bit for bit.")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
+from jsonargparse.typing import NonNegativeInt
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.seed import seed_everything
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from typing_extensions import override
@@ -15,6 +19,7 @@ import lfl.callbacks
 import lfl.data
 import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
+from lfl.cli_errors import describe_error, is_about_settings, one_line
 from lfl.trainer import FederatedTrainer
 
 
@@ -30,6 +35,22 @@ class FederatedArgumentParser(LightningArgumentParser):
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
             )
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End with one line instead of the usage and every alternative; ``LFL_TRACEBACK=1`` shows where it came from."""
+        if not self.exit_on_error:  # a parser of a class inside ours, whose message becomes part of the whole
+            super().error(message, ex)
+        if os.environ.get("LFL_TRACEBACK"):
+            raise ValueError(message) from ex
+        self.exit(2, f"lfl: error: {one_line(message, self._known_options())}\n")
+
+    def _known_options(self) -> set[str]:
+        known = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action.choices, dict):
+                known.update(*(parser._option_string_actions for parser in action.choices.values()))
+        return known
 
 
 class FederatedCLI(LightningCLI):
@@ -61,8 +82,39 @@ class FederatedCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     @override
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: a run is described by its config; the trainer reads the checkpoint, and says what is wrong with it."""
+
+    @override
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--seed_everything", type=NonNegativeInt, default=0, help="The seed of every draw; becomes `trainer.seed`."
+        )
+
+    @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "trainer.seed")
+
+    @override
+    def _set_seed(self) -> None:
+        seed_everything(self._get(self.config, "seed_everything"), workers=True, verbose=False)
+
+    @override
+    def before_instantiate_classes(self) -> None:
+        for name, parameter in inspect.signature(FederatedTrainer).parameters.items():
+            if self._get(self.config, "trainer")[name] is None and "None" not in str(parameter.annotation):
+                raise ValueError(f"`trainer.{name}=null` has no meaning: leave it out for {parameter.default}.")
+        if self._get(self.config, "data") is None:
+            raise ValueError(f"`lfl {self.subcommand}` needs `data`: name a file that has it by `--config`, or `--data CLASS`.")
+        if self._get(self.config, "lr_scheduler") and not self._get(self.config, "optimizer"):
+            raise ValueError("`lr_scheduler` needs an `optimizer` beside it: a scheduler changes that optimizer's rate.")
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (RuntimeError, MisconfigurationException) as error:  # Fabric's, such as no GPU
+            raise ValueError(f"No trainer with these settings: {error}") from error
 
     @override
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
@@ -79,17 +131,23 @@ class FederatedCLI(LightningCLI):
             )
 
         self.model.configure_optimizers = MethodType(configure_optimizers, self.model)
+        if any(p.requires_grad for p in self.model.parameters()):
+            try:
+                self.model.configure_optimizers()
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"`optimizer` or `lr_scheduler` cannot be built: {error}.") from error
 
 
 def run(args: list[str]) -> None:
     """Run the command line; ends the process with its exit code."""
-    sys.path.insert(0, os.getcwd())  # an installed script does not see the user's own modules
+    if os.getcwd() not in sys.path:  # an installed script does not see the user's own modules
+        sys.path.insert(0, os.getcwd())
     try:
         cli = FederatedCLI(args=args)
-    except (ValueError, FileNotFoundError, PermissionError) as error:
-        if os.environ.get("LFL_TRACEBACK"):
+    except Exception as error:
+        if os.environ.get("LFL_TRACEBACK") or not is_about_settings(error):
             raise
-        print(f"lfl: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        print(f"lfl: error: {describe_error(error)}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, RuntimeError) else 2)
     if cli.trainer.interrupted:
         sys.exit(128 + cli.trainer.interrupted)

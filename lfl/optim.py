@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lfl.settings import describe, is_describable
 from lfl.vector import ParameterVector
 
 ELEMENTWISE = (
@@ -71,7 +72,7 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if isinstance(value, int | float | str | bool)}
+    return {str(key): describe(value) for key, value in values.items() if is_describable(value)}
 
 
 def _advance(config: LRSchedulerConfig, *metric: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from lfl.checkpoint import CheckpointError
 
 _PLAIN = (str, int, float, bool, type(None))
+_IRRELEVANT = ("data.source.root:", "data.source.download:")  # where the data lies; the partition has its fingerprint
 
 
 def describe(value: Any) -> Any:
@@ -29,14 +30,14 @@ def describe(value: Any) -> Any:
     described: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
     for name in inspect.signature(kind.__init__).parameters:
         argument = getattr(value, name, None)
-        if name != "self" and _is_describable(argument):
+        if name != "self" and is_describable(argument):
             described[name] = describe(argument)
     return described
 
 
 def differences(saved: Any, now: Any, where: str = "") -> list[str]:
     """The paths at which two descriptions differ, each with both values."""
-    if isinstance(saved, dict) and isinstance(now, dict):
+    if isinstance(saved, dict) and isinstance(now, dict) and saved.get("class") == now.get("class"):
         found = []
         for key in sorted(saved.keys() | now.keys()):
             found += differences(saved.get(key), now.get(key), f"{where}.{key}" if where else key)
@@ -54,7 +55,7 @@ def check_resumable(saved: dict[str, Any], now: dict[str, Any], path: Path) -> N
     Raises:
         CheckpointError: names every difference.
     """
-    found = differences(saved, now)
+    found = [text for text in differences(saved, now) if not text.startswith(_IRRELEVANT)]
     if found:
         raise CheckpointError(
             f"Cannot resume `{path}` with changed settings ({'; '.join(found)}). Use the run's own settings, or start a "
@@ -62,14 +63,18 @@ def check_resumable(saved: dict[str, Any], now: dict[str, Any], path: Path) -> N
         )
 
 
-def _is_describable(value: Any) -> bool:
+def is_describable(value: Any) -> bool:
+    """Whether ``describe`` has something to say: of tensors, generators and functions it has not."""
     if isinstance(value, list | tuple):
-        return all(_is_describable(item) for item in value)
+        return all(is_describable(item) for item in value)
     if isinstance(value, dict):
-        return all(_is_describable(item) for item in value.values())
+        return all(is_describable(item) for item in value.values())
     return isinstance(value, _PLAIN) or type(value).__module__.split(".")[0] not in ("torch", "builtins", "functools")
 
 
 def _short(value: Any) -> str:
-    text = value["class"].rsplit(".", 1)[-1] if isinstance(value, dict) and "class" in value else repr(value)
+    if isinstance(value, list):
+        text = f"[{', '.join(_short(item) for item in value)}]"
+    else:
+        text = value["class"].rsplit(".", 1)[-1] if isinstance(value, dict) and "class" in value else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -145,6 +145,11 @@ class ClientStore:
         """Bytes of all rows in use."""
         return sum(len(slot.index) * slot.layout.row_bytes for slot in self._slots.values())
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the declared slots."""
+        return tuple(self._slots)
+
     def rows_in_use(self, name: str) -> int:
         """Number of clients whose row in slot ``name`` was written."""
         return len(self._slot(name).index)

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from lfl.aggregation import Aggregator, MeanAggregator, Server
 from lfl.callbacks.base import FederatedCallback, overrides
-from lfl.checkpoint import find_last, new_run_folder
-from lfl.checkpointing import Checkpointing, restore_trainer, saved_engine
+from lfl.checkpoint import check_writable, find_last, load_checkpoint, new_run_folder
+from lfl.checkpointing import Checkpointing, restore_trainer
 from lfl.client import ClientModel
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
@@ -33,7 +33,7 @@ from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
 from lfl.optim import LearningRates
 from lfl.participation import Participation, UniformParticipation
-from lfl.settings import describe
+from lfl.settings import check_resumable, describe
 from lfl.signals import GracefulSignals
 from lfl.state import ClientStore
 
@@ -54,10 +54,6 @@ _UNCALLED_HOOKS = (
 )
 
 _IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
-
-
-def _sgd(params: Iterable[torch.nn.Parameter]) -> Optimizer:
-    return torch.optim.SGD(params, lr=1.0)
 
 
 class FederatedTrainer(LightningFacade):
@@ -106,7 +102,9 @@ class FederatedTrainer(LightningFacade):
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         cohort_size: PositiveInt | None = None,
         aggregator: Aggregator = lazy_instance(MeanAggregator),
-        server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer] = _sgd,
+        server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer] = lambda params: torch.optim.SGD(
+            params, lr=1.0
+        ),
         client_state: Literal["device", "host", "memmap"] = "host",
         buffers: Literal["average", "server", "client"] = "average",
         gradient_clip_val: PositiveFloat | None = None,
@@ -167,14 +165,18 @@ class FederatedTrainer(LightningFacade):
             ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
         """
         resumed = self._resolve(ckpt_path)
+        saved = load_checkpoint(resumed) if resumed is not None else None
         self._prepare(model, datamodule, "fit")
         self._check_stack()
-        self._start_run(model)
-        self._build(model, saved_engine(resumed) if resumed else None)
+        self._build(model, saved["engine"] if saved is not None else None)
+        if resumed is not None and saved is not None:
+            check_resumable(saved["settings"], self.settings, resumed)
+        self._start_run()
+        self._open_store()
         for callback in self.callbacks:
             callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
-        if resumed is not None:
-            restore_trainer(self, resumed)
+        if resumed is not None and saved is not None:
+            restore_trainer(self, saved, resumed)
         for callback in self.stack:
             callback.on_fit_start(self, model)  # type: ignore[arg-type]
         model.on_fit_start()
@@ -274,6 +276,7 @@ class FederatedTrainer(LightningFacade):
 
     def _prepare(self, model: LightningModule, datamodule: LightningDataModule, stage: str) -> None:
         """Start the processes, check and place data and model."""
+        check_writable(self.default_root_dir)
         if self.fabric.world_size > 1 and not torch.distributed.is_initialized():
             self.fabric.launch()
         if not isinstance(datamodule, FederatedData):
@@ -326,7 +329,7 @@ class FederatedTrainer(LightningFacade):
                 "local steps are taken for many clients at once."
             )
 
-    def _start_run(self, model: LightningModule) -> None:
+    def _start_run(self) -> None:
         """A new folder for this run, with the partition and the loggers in it."""
         folder = str(new_run_folder(self.default_root_dir)) if self.is_global_zero else ""
         self.log_dir = self.fabric.broadcast(folder)
@@ -336,8 +339,7 @@ class FederatedTrainer(LightningFacade):
         if self._csv:
             self.loggers.insert(0, CSVLogger(self.log_dir))
 
-    def _build(self, model: LightningModule, resumed_engine: tuple[str, int] | None) -> None:
-        self.server = Server(self.client_model.flat_parameters(), self._server_optimizer)
+    def _open_store(self) -> None:
         self.store = ClientStore(
             self.num_clients,
             self.client_state,
@@ -347,12 +349,15 @@ class FederatedTrainer(LightningFacade):
         )
         if self.buffers == "client" and self.server_buffers.numel():
             self.store.declare("buffers", self.server_buffers.numel(), self.server_buffers.dtype, fill=float("nan"))
+
+    def _build(self, model: LightningModule, resumed_engine: dict[str, Any] | None) -> None:
+        self.server = Server(self.client_model.flat_parameters(), self._server_optimizer)
         self.ledger = Ledger(self.num_clients)
         self.learning_rates = LearningRates(model)
         self.val_dataloaders = self.data.val_dataloader() if self._evaluator.can("validate") else None
         name, cohort_size = self.engine_name, self.cohort_size
         if resumed_engine is not None and name == "auto":
-            name, cohort_size = resumed_engine[0], cohort_size or resumed_engine[1]  # type: ignore[assignment]
+            name, cohort_size = resumed_engine["name"], cohort_size or resumed_engine["cohort_size"]
         per_round = len(self.participation.select(1, self.num_clients, self.seed))
         self.engine = build_engine(
             name, self.client_model, self.data, self.work, self.stack, self.seed, cohort_size, per_round
@@ -363,7 +368,7 @@ class FederatedTrainer(LightningFacade):
         """What the numbers of a run depend on, but for rounding."""
         module = self.client_model.module
         return {
-            "seed": self.seed,
+            "seed": int(self.seed),
             "precision": self.precision,
             "participation": describe(self.participation),
             "local_work": describe(self.work),
@@ -376,6 +381,7 @@ class FederatedTrainer(LightningFacade):
             "model": {
                 "class": f"{type(module).__module__}.{type(module).__qualname__}",
                 "parameters": {n: list(s) for n, s in zip(self.layout.names, self.layout.shapes, strict=True)},
+                "modules": {n: repr(m) for n, m in module.named_modules() if not any(m.children())},
             },
             "data": {**_without(describe(self.data), _IRRELEVANT_DATA), "partition": self.data.partition.fingerprint()},
         }
@@ -383,6 +389,11 @@ class FederatedTrainer(LightningFacade):
     def _run_rounds(self, model: LightningModule) -> None:
         loop = FederatedLoop(self)
         self.display.message(self._headline())
+        if self.current_round >= self.max_rounds:
+            self.display.message(
+                f"Nothing to do: round {self.current_round} of `max_rounds={self.max_rounds}` is done; raise "
+                "`trainer.max_rounds` to go on."
+            )
         self.display.start(self.current_round + 1, self.max_rounds)
         self.summary.start()
         try:
@@ -394,6 +405,8 @@ class FederatedTrainer(LightningFacade):
                 metrics = {name: float(value) for name, value in round.metrics.items()}
                 self.learning_rates.step(round.number, metrics)
                 self._write(round.number, metrics)
+            if self.checkpoint is not None:
+                self.checkpoint.at_end(self)
         finally:
             self.display.stop()
             for logger in self.loggers:
@@ -428,8 +441,6 @@ class FederatedTrainer(LightningFacade):
     def _evaluate_once(
         self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None, stage: Stage
     ) -> tuple[dict[str, float], list[Any]]:
-        from lfl.checkpoint import load_checkpoint
-
         path = self._resolve(ckpt_path)
         state = load_checkpoint(path) if path is not None else None
         self._prepare(model, datamodule, stage)
@@ -437,7 +448,7 @@ class FederatedTrainer(LightningFacade):
             raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
         if state is not None:
             model.load_state_dict(state["state_dict"])
-        self._start_run(model)
+        self._start_run()
         for callback in self.callbacks:
             callback.setup(self, model, stage=stage)  # type: ignore[arg-type]
         loaders = getattr(datamodule, f"{'val' if stage == 'validate' else stage}_dataloader")()

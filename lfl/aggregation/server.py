@@ -22,7 +22,10 @@ class Server:
 
     def __init__(self, vector: Tensor, optimizer: ServerOptimizer) -> None:
         self._parameter = torch.nn.Parameter(vector.clone())
-        self.optimizer = optimizer([self._parameter])
+        try:
+            self.optimizer = optimizer([self._parameter])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`server_optimizer` cannot be built: {error}") from error
         self.description = describe_optimizer(self.optimizer)
 
     @property

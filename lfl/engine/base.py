@@ -193,7 +193,7 @@ class LocalEngine(ABC):
             steps_per_epoch_of(sizes, self.data.batch_size) if whole else cohort.num_steps,
             self.data.batch_size,
             client_keys(ids, self.seed, "shuffle", number),
-            client_keys(ids, self.seed, "augment", number),
+            client_keys(ids, self.seed, "augment", number) if self.data.has_random_transforms else None,
             shuffle=not whole,
         )
         plans, feed = itertools.tee(schedule)

@@ -22,7 +22,7 @@ class BatchPlan:
         is_last: whether it completes the step.
         rows: the clients, as rows of the cohort.
         indices: positions in the training data [G, b].
-        keys: keys of the examples' augmentation [G, b].
+        keys: keys of the examples' augmentation [G, b], if there is any.
     """
 
     step: int
@@ -30,7 +30,7 @@ class BatchPlan:
     is_last: bool
     rows: slice | Tensor
     indices: Tensor
-    keys: Tensor
+    keys: Tensor | None
 
 
 class LocalSchedule:
@@ -45,7 +45,7 @@ class LocalSchedule:
         num_steps: local steps [C] (CPU), descending.
         batch_size: b.
         shuffle_keys: one key per client [C], on the device of ``indices``.
-        augment_keys: likewise.
+        augment_keys: likewise; None where nothing is augmented.
         shuffle: off for a pass in stored order.
     """
 
@@ -56,7 +56,7 @@ class LocalSchedule:
         num_steps: Tensor,
         batch_size: int,
         shuffle_keys: Tensor,
-        augment_keys: Tensor,
+        augment_keys: Tensor | None,
         shuffle: bool = True,
     ) -> None:
         self._indices, self._batch_size, self._shuffle = indices, batch_size, shuffle
@@ -88,16 +88,18 @@ class LocalSchedule:
         draws = random_bits(keys, self._indices.shape[1]).masked_fill(self._beyond[rows], _LAST)
         self._order[rows] = self._indices[rows].gather(1, draws.argsort(dim=1, stable=True))
 
-    def _take(self, rows: slice | Tensor, offsets: np.ndarray, size: int, epochs: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _take(
+        self, rows: slice | Tensor, offsets: np.ndarray, size: int, epochs: np.ndarray
+    ) -> tuple[Tensor, Tensor | None]:
         device = self._indices.device
         order = self._order[rows]
         if (offsets == offsets[0]).all():
-            start = int(offsets[0])
-            columns = torch.arange(start, start + size, device=device).expand(len(offsets), size)
-            indices = order[:, start : start + size]
+            indices = order[:, offsets[0] : offsets[0] + size]
         else:
-            columns = (torch.from_numpy(offsets)[:, None] + torch.arange(size)).to(device)
-            indices = order.gather(1, columns)
+            indices = order.gather(1, (torch.from_numpy(offsets)[:, None] + torch.arange(size)).to(device))
+        if self._augment_keys is None:
+            return indices, None
+        columns = (torch.from_numpy(offsets)[:, None] + torch.arange(size)).to(device)
         epoch_keys = fold(self._augment_keys[rows], torch.from_numpy(epochs).to(device))
         return indices, epoch_keys[:, None] + columns
 

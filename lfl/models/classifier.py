@@ -5,6 +5,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn, optim
 from typing_extensions import override
 
+from lfl.models.backbone import Backbone
+
 
 class Classifier(LightningModule):
     """Cross entropy on batches ``(x, y)``, with accuracies logged and SGD as the optimizer.
@@ -24,7 +26,14 @@ class Classifier(LightningModule):
         0.5
     """
 
-    def __init__(self, backbone: nn.Module, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        # Two types so that the command line takes `MLP` and `ResNet` for ours and not for torchvision's.
+        backbone: Backbone | nn.Module,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.lr = lr

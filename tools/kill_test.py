@@ -1,0 +1,294 @@
+"""Kill runs at random instants, resume them, and compare with an unbroken run, byte for byte.
+
+    python tools/kill_test.py                               # every method, both engines, host and memmap
+    python tools/kill_test.py --methods SCAFFOLD --states memmap --kills 50
+    python tools/kill_test.py --subprocess --kills 5        # the real command line, seconds a start
+
+For each combination one run of ``lfl fit`` goes through, and another is killed again and again (SIGKILL), each time
+continued by ``--ckpt_path last``, or started anew while there is no checkpoint. When it is through, its metrics.csv, its
+last checkpoint (server, optimizer, callbacks, ledger, ...) and the clients' rows must be those of the unbroken run. A
+run that is through before it was killed often enough is followed by another. Checkpoints are written every round, so
+that many instants fall into one; how many did is counted by the unfinished file they leave.
+
+A run is a fork of this process, which has imported everything: a real process, with a real end, without the seconds of
+an import. ``--subprocess`` starts ``python -m lfl`` instead. The instants come from ``--seed`` and the machine's
+timing. Exit code 1 if anything differs. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from report import Table
+from torch import Tensor
+
+from lfl.checkpoint import CheckpointError, find_last, load_checkpoint
+from lfl.cli import FederatedCLI
+from lfl.state import ClientStore
+
+METHODS: dict[str, list[str]] = {
+    "FedAvg": [],
+    "FedProx": ["--trainer.callbacks+=lfl.callbacks.Proximal"],
+    "SCAFFOLD": ["--trainer.callbacks+=lfl.callbacks.Scaffold"],
+    "SCAFFOLD-I": ["--trainer.callbacks+=lfl.callbacks.Scaffold", "--trainer.callbacks.option=I"],
+    "SSF": ["--trainer.callbacks+=lfl.callbacks.SSF", "--trainer.callbacks.refresh_every=3"],
+    "FedSub": ["--trainer.callbacks+=lfl.callbacks.FedSub", "--trainer.callbacks.refresh_every=3"],
+}
+ENGINES = ("sequential", "vectorized")
+STATES = ("host", "memmap")
+_COMMON = """
+fit --model=lfl.models.Classifier --model.backbone=lfl.models.MLP --model.backbone.in_features=64
+--model.backbone.hidden=[128] --model.lr=0.1
+--data=lfl.data.FederatedDataModule --data.source=lfl.data.Digits --data.partitioner=lfl.data.DirichletPartitioner
+--data.partitioner.alpha=0.3 --data.num_clients=30 --data.batch_size=8
+--trainer.accelerator=cpu --trainer.participation.clients_per_round=8 --trainer.aggregator.weighting=uniform
+--trainer.check_val_every_n_rounds=3 --trainer.enable_progress_bar=false
+--trainer.checkpoint.every_n_rounds=1 --trainer.checkpoint.monitor=val_acc
+""".split()
+
+
+class Process(Protocol):
+    """A started run."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def join(self, timeout: float | None = None) -> int | None:
+        """Wait; the exit code, or None if it still runs."""
+
+
+class Forked:
+    """A run in a fork of this process.
+
+    Args:
+        arguments: of the command line.
+        log: takes what it prints.
+    """
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self._process = get_context("fork").Process(target=_run_here, args=(arguments, log))
+        self._process.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def join(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        return self._process.exitcode
+
+
+class Spawned:
+    """``python -m lfl``.
+
+    Args:
+        arguments: of the command line.
+        log: takes what it prints.
+    """
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        # One thread, as in a fork: on several, sums may be split in another way.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with log.open("a") as file:
+            command = [sys.executable, "-m", "lfl", *arguments]
+            self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def join(self, timeout: float | None = None) -> int | None:
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def _run_here(arguments: list[str], log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    FederatedCLI(args=arguments)
+
+
+Start = Callable[[list[str], Path], Process]
+
+
+@dataclass
+class Tally:
+    """What happened to the runs of a combination."""
+
+    kills: int = 0
+    in_checkpoint: int = 0
+    before_checkpoint: int = 0
+    finished: int = 0
+    seconds: float = 0.0
+
+
+class Killer:
+    """Runs one combination of settings, unbroken and broken.
+
+    Args:
+        arguments: of the command line.
+        start: starts a run.
+        folder: for the runs.
+        draws: of the instants.
+    """
+
+    def __init__(self, arguments: list[str], start: Start, folder: Path, draws: random.Random) -> None:
+        self._arguments, self._start, self._folder, self._draws = arguments, start, folder, draws
+
+    def test(self, kills: int) -> tuple[Tally, list[str]]:
+        """Kill ``kills`` times; what differs from the unbroken run, if anything."""
+        unbroken, tally = self._folder / "unbroken", Tally()
+        begun = time.perf_counter()
+        self._finish(self._launch(unbroken, None))
+        tally.seconds = time.perf_counter() - begun
+        setup = self._seconds_before_rounds(unbroken, begun)
+        # Long enough to get somewhere, short enough to be killed often; starting up is hit as often as it lasts.
+        longest = setup + 2 * (tally.seconds - setup) / max(kills, 1)
+        found: list[str] = []
+        while tally.kills < kills:
+            root = self._folder / f"broken_{tally.finished}"
+            self._break_until_done(root, kills, longest, tally)
+            differences = compare(unbroken, root)
+            found += differences
+            tally.finished += 1
+            if not differences:
+                shutil.rmtree(root)
+        return tally, found
+
+    def _break_until_done(self, root: Path, kills: int, longest: float, tally: Tally) -> None:
+        while True:
+            last = _last_checkpoint(root)
+            process = self._launch(root, last)
+            if tally.kills == kills:
+                self._finish(process)
+                return
+            code = process.join(self._draws.uniform(0, longest))
+            if code is not None:
+                self._finish(process)
+                return
+            process.kill()
+            if process.join() == 0:  # it was through in between
+                return
+            tally.kills += 1
+            tally.in_checkpoint += any(root.glob("*/checkpoints/.*.tmp"))
+            tally.before_checkpoint += _last_checkpoint(root) is None
+            for leftover in root.glob("*/checkpoints/.*.tmp"):
+                leftover.unlink()  # or the next kill would count it again
+
+    def _launch(self, root: Path, checkpoint: Path | None) -> Process:
+        root.mkdir(parents=True, exist_ok=True)
+        arguments = [*self._arguments, f"--trainer.default_root_dir={root}"]
+        return self._start(arguments + (["--ckpt_path=last"] if checkpoint else []), root / "log.txt")
+
+    def _finish(self, process: Process) -> None:
+        if code := process.join():
+            logs = sorted(self._folder.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
+            raise RuntimeError(f"A run ended with exit code {code}:\n{logs[-1].read_text()[-3000:]}")
+
+    def _seconds_before_rounds(self, root: Path, begun: float) -> float:
+        """From the start to the partition, the last thing that is written before the rounds."""
+        written = find_last(root).parent.parent / "partition.pt"
+        return max(0.0, written.stat().st_mtime - (time.time() - (time.perf_counter() - begun)))
+
+
+def compare(one: Path, other: Path) -> list[str]:
+    """What differs between the last runs in two folders."""
+    first, second = find_last(one), find_last(other)
+    found = []
+    tables = [(path.parent.parent / "metrics.csv").read_bytes() for path in (first, second)]
+    if tables[0] != tables[1]:
+        found.append("metrics.csv")
+    states = [load_checkpoint(path) for path in (first, second)]
+    rows = [client_rows(state.pop("store"), path) for state, path in zip(states, (first, second), strict=True)]
+    found += differing(*states)
+    return found + differing(*rows, "clients")
+
+
+def client_rows(shards: list[dict[str, Any]], path: Path) -> dict[str, Tensor]:
+    """Every slot of a checkpoint's client store, all clients [N, width]."""
+    num_clients = shards[0]["num_clients"]
+    store = ClientStore(num_clients, "host", torch.device("cpu"))
+    for shard in shards:
+        store.restore(shard, path.parent.parent / "clients")
+    names = {name for shard in shards for name in shard["slots"]}
+    return {name: store.gather(name, torch.arange(num_clients)) for name in sorted(names)}
+
+
+def differing(one: Any, other: Any, where: str = "") -> list[str]:
+    """The places where two nested states are not the same, tensors compared bit for bit and clocks not at all."""
+    if where.rpartition("/")[2].startswith("seconds") or "time/" in where:
+        return []
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = dict.fromkeys([*one, *other])
+        return [t for k in keys for t in differing(one.get(k), other.get(k), f"{where}/{k}" if where else str(k))]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        return [t for i, pair in enumerate(zip(one, other, strict=True)) for t in differing(*pair, f"{where}/{i}")]
+    return [] if _bits(one) == _bits(other) else [where]
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape, value.contiguous().numpy().tobytes()
+    return repr(value) if isinstance(value, float) else value  # nan is nan
+
+
+def _last_checkpoint(root: Path) -> Path | None:
+    try:
+        return find_last(root)
+    except CheckpointError:
+        return None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--states", nargs="+", choices=STATES, default=STATES, help="where client state is kept")
+    parser.add_argument("--kills", type=int, default=20, help="for each combination")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of the instants")
+    parser.add_argument("--subprocess", action="store_true", help="start `python -m lfl` instead of forking")
+    parser.add_argument("--output", type=Path, default=Path("runs/kill_test"), help="folder of the table's files")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # a fork does not inherit the threads of a pool
+    table = Table(
+        f"Killed and resumed; {options.rounds} rounds, a checkpoint each",
+        ["method", "engine", "state", "kills", "in a checkpoint", "before the first", "runs", "s unbroken", "differs"],
+    )
+    start: Start = Spawned if options.subprocess else Forked
+    failed = False
+    for method, engine, state in itertools.product(options.methods, options.engines, options.states):
+        settings = [f"--trainer.max_rounds={options.rounds}", f"--trainer.engine={engine}"]
+        settings += [f"--trainer.client_state={state}", *METHODS[method]]
+        folder = Path(tempfile.mkdtemp(prefix="lfl_kill_"))
+        draws = random.Random(f"{options.seed} {method} {engine} {state}")
+        tally, found = Killer(_COMMON + settings, start, folder, draws).test(options.kills)
+        if not found:
+            shutil.rmtree(folder)
+        failed = failed or bool(found)
+        verdict = f"{', '.join(list(dict.fromkeys(found))[:3])} ... in {folder}" if found else "nothing"
+        counts = (tally.kills, tally.in_checkpoint, tally.before_checkpoint, tally.finished)
+        table.add(method, engine, state, *map(str, counts), f"{tally.seconds:.1f}", verdict)
+        print(f"{method}, {engine}, {state}: {tally.kills} kills, differs: {verdict}", file=sys.stderr, flush=True)
+    table.write(options.output)
+    table.show()
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()

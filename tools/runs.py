@@ -1,0 +1,53 @@
+"""Runs of `lfl` in this process, as the command line makes them, and what they wrote."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from lfl.cli import FederatedCLI
+from lfl.loggers.csv import METRICS_FILE, TIMING_FILE, read_rows
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run wrote into its folder."""
+
+    path: Path
+
+    def series(self, name: str) -> dict[int, float]:
+        """A metric by round, where it was logged."""
+        rows = read_rows(self.path / (TIMING_FILE if name.startswith("time/") else METRICS_FILE))
+        return {number: metrics[name] for number, metrics in rows if name in metrics}
+
+    @property
+    def rounds(self) -> int:
+        """The last round it finished."""
+        return max((number for number, _ in read_rows(self.path / METRICS_FILE)), default=0)
+
+
+def fit(config: Path, overrides: dict[str, object], root: Path) -> RunFolder:
+    """``lfl fit --config CONFIG --KEY VALUE ...``, with its run folder in ``root`` and no progress bar.
+
+    Raises:
+        RuntimeError: the command line refused the arguments; with its message.
+    """
+    arguments = ["fit", "--config", str(config), "--trainer.default_root_dir", str(root)]
+    arguments += [f"--{key}={value}" for key, value in {**overrides, "trainer.enable_progress_bar": False}.items()]
+    said = StringIO()
+    try:
+        with warnings.catch_warnings(), redirect_stderr(said):
+            warnings.simplefilter("ignore")  # Lightning's own deprecations, once a run
+            cli = FederatedCLI(args=arguments)
+    except SystemExit as error:
+        raise RuntimeError(f"`lfl {' '.join(arguments)}` failed: {said.getvalue().strip()}") from error
+    return RunFolder(Path(cli.trainer.log_dir))
+
+
+def newest(root: Path) -> RunFolder | None:
+    """The last run in ``root``."""
+    folders = sorted(root.glob("run_*"))
+    return RunFolder(folders[-1]) if folders else None

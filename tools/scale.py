@@ -1,0 +1,244 @@
+"""Memory and time do not grow with the number of clients, nor with the number of rounds.
+
+    python tools/scale.py
+    python tools/scale.py --clients 200 2000 20000 --rounds 100 --repeats 5
+
+1. SCAFFOLD, whose clients each keep a control variate as long as the model, with ``client_state=memmap``: the same
+   number of clients per round and of examples per client among 200, 2,000 and 20,000 clients. For contrast the last
+   line keeps them in memory (``host``).
+2. 500 rounds of a small model: resident memory after round 500 beside that after round 20.
+
+Each run has a process of its own and is repeated, in turns; the memory is the median and the time the minimum over
+repeats of the median round. Exit code 1, with the numbers, where a claim fails. Linux only (/proc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import Table
+from torch import Tensor
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from lfl.aggregation import MeanAggregator
+from lfl.callbacks import FederatedCallback, Scaffold
+from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
+from lfl.models import MLP, Classifier
+from lfl.participation import UniformParticipation
+from lfl.round import Round
+from lfl.trainer import FederatedTrainer
+
+NUM_FEATURES, NUM_CLASSES, EXAMPLES_PER_CLIENT = 64, 10, 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    clients: int
+    rounds: int
+    hidden: int
+    client_state: str = "memmap"
+    engine: str = "sequential"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run used: resident bytes after each round, the peak of the process, seconds of each round."""
+
+    resident: list[int]
+    peak: int
+    seconds: list[float]
+    state_bytes: int
+    num_parameters: int
+
+
+class Gaussians(Dataset[tuple[Tensor, Tensor]]):
+    """As many examples as asked for, none of them kept: example i is a class mean plus one of a few noises.
+
+    Args:
+        length: number of examples.
+    """
+
+    def __init__(self, length: int) -> None:
+        draws = torch.Generator().manual_seed(0)
+        self.targets = torch.arange(length) % NUM_CLASSES
+        self._means = torch.randn(NUM_CLASSES, NUM_FEATURES, generator=draws)
+        self._noises = torch.randn(997, NUM_FEATURES, generator=draws)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @override
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self._means[self.targets[i]] + self._noises[i % len(self._noises)], self.targets[i]
+
+
+class Meter(FederatedCallback):
+    """Reads the resident memory of this process after each round."""
+
+    def __init__(self) -> None:
+        self.resident: list[int] = []
+        self.seconds: list[float] = []
+        self.state_bytes = 0
+
+    @override
+    def on_round_end(self, round: Round) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        self.seconds.append(float(round.metrics["time/train_s"]))
+        self.state_bytes = round.trainer.store.nbytes
+
+
+def run(job: Job) -> Measurement:
+    """Train in this process."""
+    torch.set_num_threads(1)
+    source = DatasetSource(
+        Gaussians(job.clients * EXAMPLES_PER_CLIENT), Gaussians(100), NUM_CLASSES, in_memory=False
+    )
+    data = FederatedDataModule(source, IIDPartitioner(), num_clients=job.clients, batch_size=10)
+    model = Classifier(MLP(NUM_FEATURES, [job.hidden], NUM_CLASSES), lr=0.05)
+    meter = Meter()
+    with tempfile.TemporaryDirectory(prefix="lfl_scale_") as folder:
+        trainer = FederatedTrainer(
+            accelerator="cpu",
+            max_rounds=job.rounds,
+            participation=UniformParticipation(clients_per_round=10),
+            engine=job.engine,  # type: ignore[arg-type]  # one of its names
+            aggregator=MeanAggregator("uniform"),
+            client_state=job.client_state,  # type: ignore[arg-type]  # likewise
+            check_val_every_n_rounds=10,
+            callbacks=[Scaffold(), meter],
+            default_root_dir=folder,
+            enable_progress_bar=False,
+        )
+        trainer.fit(model, data)
+    return Measurement(meter.resident, _peak(), meter.seconds, meter.state_bytes, trainer.layout.dim)
+
+
+def _peak() -> int:
+    status = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+
+def run_apart(job: Job) -> Measurement:
+    """Train in a process of its own."""
+    command = [sys.executable, __file__, "--job", json.dumps(asdict(job))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{job} failed:\n{done.stderr[-3000:]}")
+    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A job's repeats, summed up, after a warm-up."""
+
+    resident: float
+    largest: float
+    peak: float
+    seconds: float
+    state_bytes: int
+
+    @classmethod
+    def of(cls, measured: list[Measurement], warmup: int) -> Usage:
+        """Medians of memory in bytes, and the fastest median of a round."""
+        after = [m.resident[warmup:] for m in measured]
+        return cls(
+            statistics.median(values[0] for values in after),
+            statistics.median(max(values) for values in after),
+            statistics.median(m.peak for m in measured),
+            min(statistics.median(m.seconds[warmup:]) for m in measured),
+            measured[0].state_bytes,
+        )
+
+
+def scale_with_clients(options: argparse.Namespace) -> tuple[Table, list[str]]:
+    """The first table, and what speaks against the claim."""
+    jobs = [Job(n, options.rounds, options.hidden) for n in options.clients]
+    jobs.append(Job(max(options.clients), options.rounds, options.hidden, client_state="host"))
+    measured: dict[Job, list[Measurement]] = {job: [] for job in jobs}
+    for _ in range(options.repeats):
+        for job in jobs:
+            measured[job].append(run_apart(job))
+    dim = measured[jobs[0]][0].num_parameters
+    table = Table(
+        f"SCAFFOLD, D = {dim:,}, 10 clients a round, {options.rounds} rounds",
+        ["clients", "state", "MB of rows", "MB after warm-up", "MB largest", "MB peak", "ms / round"],
+    )
+    usage = {job: Usage.of(found, options.warmup) for job, found in measured.items()}
+    for job, used in usage.items():
+        memory = [f"{x / 1e6:.1f}" for x in (used.state_bytes, used.resident, used.largest, used.peak)]
+        table.add(f"{job.clients:,}", job.client_state, *memory, f"{1000 * used.seconds:.2f}")
+    files = [usage[job] for job in jobs if job.client_state == "memmap"]
+    failures = [
+        *exceeds("resident memory after warm-up, MB", [u.resident / 1e6 for u in files], options.memory_tolerance),
+        *exceeds("largest resident memory, MB", [u.largest / 1e6 for u in files], options.memory_tolerance),
+        *exceeds("peak of the process, MB", [u.peak / 1e6 for u in files], options.memory_tolerance),
+        *exceeds("ms per round", [1000 * u.seconds for u in files], options.time_tolerance),
+    ]
+    return table, failures
+
+
+def grow_with_rounds(options: argparse.Namespace) -> tuple[Table, list[str]]:
+    """The second table, and what speaks against the claim."""
+    table = Table(
+        "SCAFFOLD, memmap, a small model, 200 clients: resident MB",
+        ["engine", "round 20", f"round {options.growth_rounds}", "change %"],
+    )
+    failures = []
+    for engine in ("sequential", "vectorized"):
+        resident = run_apart(Job(200, options.growth_rounds, hidden=16, engine=engine)).resident
+        early, late = resident[19] / 1e6, resident[-1] / 1e6
+        table.add(engine, f"{early:.1f}", f"{late:.1f}", f"{100 * (late / early - 1):+.2f}")
+        failures += exceeds(f"resident MB at rounds 20 and {len(resident)} ({engine})", [early, late], 0.05)
+    return table, failures
+
+
+def exceeds(what: str, values: list[float], tolerance: float) -> list[str]:
+    """A line where the largest value is more than ``1 + tolerance`` times the smallest."""
+    if max(values) <= (1 + tolerance) * min(values):
+        return []
+    numbers = ", ".join(f"{value:.2f}" for value in values)
+    return [f"FAILED: {what}: {numbers} differ by {100 * (max(values) / min(values) - 1):.1f} %, over {tolerance:.0%}"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[200, 2000, 20000])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--hidden", type=int, default=1024, help="width of the model; D = 75 times it")
+    parser.add_argument("--warmup", type=int, default=20, help="rounds that are not measured")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--growth_rounds", type=int, default=500)
+    parser.add_argument("--memory_tolerance", type=float, default=0.05)
+    parser.add_argument("--time_tolerance", type=float, default=0.15)
+    parser.add_argument("--output", type=Path, default=Path("runs/scale"), help="folder of the tables' files")
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    options: Any = parser.parse_args(arguments)
+    if options.job:
+        print(json.dumps(asdict(run(Job(**options.job)))))
+        return
+    failures = []
+    for name, part in (("clients", scale_with_clients), ("rounds", grow_with_rounds)):
+        table, found = part(options)
+        table.show()
+        table.write(options.output, name)
+        failures += found
+    print("\n".join(failures) or "Neither memory nor time depends on the number of clients or rounds.")
+    sys.exit(int(bool(failures)))
+
+
+if __name__ == "__main__":
+    main()
