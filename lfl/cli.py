@@ -22,6 +22,9 @@ import lfl.models  # noqa: F401  # imported so that their classes are known by t
 from lfl.cli_errors import describe_error, is_about_settings, one_line
 from lfl.trainer import FederatedTrainer
 
+# Lightning calls older names of jsonargparse: nothing that a user could mend.
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+
 
 class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, taught about our trainer class."""

@@ -127,6 +127,7 @@ class ClientModel:
         self.parameters = [parameters[name] for name in self.layout.names]
         self._buffers = [buffers[name] for name in self.buffer_layout.names]
         self.counters = [b for b in buffers.values() if not b.is_floating_point()]
+        self._batch_norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._bound: Tensor | None = None
         for name in features:
             self._capture(name)
@@ -200,6 +201,17 @@ class ClientModel:
                 f"got {type(output).__name__}."
             )
         return loss
+
+    @contextmanager
+    def single_example_mode(self) -> Iterator[None]:
+        """BatchNorm on its running statistics: the variance of one example does not exist, and torch would raise."""
+        for norm in self._batch_norms:
+            norm.eval()
+        try:
+            yield
+        finally:
+            for norm in self._batch_norms:
+                norm.train()
 
     def probe(self, batch: Batch, key: Tensor) -> None:
         """Take one training step on the side, to learn what the module does; leaves no trace.

@@ -1,6 +1,7 @@
 """What the tests of the command line share: a small run, and how it is called in this process."""
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,13 @@ class World:
 
     Args:
         folder: the current folder.
+        monkeypatch: pytest's.
         capsys: pytest's.
     """
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", list(sys.path))
         self.folder, self._capsys = folder, capsys
         self.write("base.yaml")
 

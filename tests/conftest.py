@@ -38,10 +38,9 @@ def ragged_data(num_clients: int = 8, batch_size: int = 5, **options: Any) -> Fe
     """Clients of very different sizes, some with a single example, most with a last partial batch."""
     return FederatedDataModule(
         source=DatasetSource(images(), images(40, seed=1), num_classes=4),
-        partitioner=DirichletPartitioner(alpha=0.3),
         num_clients=num_clients,
         batch_size=batch_size,
-        **options,
+        **{"partitioner": DirichletPartitioner(alpha=0.3), **options},
     )
 
 

@@ -161,7 +161,12 @@ class LocalEngine(ABC):
         parts = []
         for plan, batch in self._plans:
             keys = self._keys[plan.rows]
-            part, losses, logs = self.gradients(params[plan.rows], batch, cohort.step, keys, cohort.round.server)
+            try:
+                part, losses, logs = self.gradients(params[plan.rows], batch, cohort.step, keys, cohort.round.server)
+            except Exception as error:
+                clients = cohort.ids[plan.rows].tolist()
+                error.add_note(f"in round {cohort.round.number}, local step {cohort.step} of client(s) {clients}")
+                raise
             if self._recording:
                 self._record(cohort, plan, losses, logs)
             parts.append((plan.rows, part))
