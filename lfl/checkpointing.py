@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning
 from jsonargparse.typing import PositiveInt
+from lightning.pytorch import LightningModule
 
-from lfl.checkpoint import save_atomically
+from lfl.checkpoint import CheckpointError, save_atomically
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer
@@ -38,6 +39,10 @@ class Checkpointing:
         self.best: float | None = None
         self.saved_round = 0
         self._tags: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Begin a run: one object may serve several."""
+        self.best, self.saved_round, self._tags = None, 0, {}
 
     def after_round(
         self, trainer: FederatedTrainer, round_number: int, metrics: dict[str, float], is_final: bool
@@ -139,6 +144,21 @@ def restore_trainer(trainer: FederatedTrainer, state: dict[str, Any], path: Path
             logger.load_state_dict(saved)
         if hasattr(logger, "continue_from"):
             logger.continue_from(run_folder, state["round"])
+
+
+def load_weights(module: LightningModule, state: dict[str, Any], path: Path | None) -> None:
+    """Take the weights of a checkpoint, for evaluation.
+
+    Raises:
+        CheckpointError: they are those of another model.
+    """
+    try:
+        module.load_state_dict(state["state_dict"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2]).rstrip(". ")
+        raise CheckpointError(
+            f"The weights of {path} do not fit {type(module).__name__}: {reason}. Use the run's own config.yaml."
+        ) from error
 
 
 def _logger_state(logger: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with one line instead of the usage and every alternative; ``LFL_TRACEBACK=1`` shows where it came from."""
+        """End with one line, not the usage and every alternative; ``LFL_TRACEBACK=1`` shows where it came from."""
         if not self.exit_on_error:  # a parser of a class inside ours, whose message becomes part of the whole
             super().error(message, ex)
         if os.environ.get("LFL_TRACEBACK"):
@@ -86,7 +86,7 @@ class FederatedCLI(LightningCLI):
 
     @override
     def _parse_ckpt_path(self) -> None:
-        """Nothing: a run is described by its config; the trainer reads the checkpoint, and says what is wrong with it."""
+        """Nothing: a run is described by its config; the trainer reads the checkpoint, and says what is wrong."""
 
     @override
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -108,9 +108,9 @@ class FederatedCLI(LightningCLI):
             if self._get(self.config, "trainer")[name] is None and "None" not in str(parameter.annotation):
                 raise ValueError(f"`trainer.{name}=null` has no meaning: leave it out for {parameter.default}.")
         if self._get(self.config, "data") is None:
-            raise ValueError(f"`lfl {self.subcommand}` needs `data`: name a file that has it by `--config`, or `--data CLASS`.")
+            raise ValueError(f"`lfl {self.subcommand}` needs `data`: give `--config FILE` with it, or `--data CLASS`.")
         if self._get(self.config, "lr_scheduler") and not self._get(self.config, "optimizer"):
-            raise ValueError("`lr_scheduler` needs an `optimizer` beside it: a scheduler changes that optimizer's rate.")
+            raise ValueError("`lr_scheduler` needs an `optimizer` beside it, whose rate it changes.")
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Any:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 import traceback
 from collections.abc import Iterable
 from importlib import import_module
 
-_LIBRARIES = ("contextlib", "jsonargparse", "lightning", "numpy", "torch", "torchvision")
+_LIBRARIES = ("jsonargparse", "lightning", "numpy", "torch", "torchvision")
 _PACKAGES = (
     "lfl.aggregation",
     "lfl.callbacks",
@@ -39,7 +40,7 @@ _WORDS = {
     "list": "a list",
     "dict": "a mapping",
 }
-_LEVEL = re.compile(r"(?:Parser key \"(?P<key>[^\"]+)\"(?:\[\d+\])?|Problem with given class_path '(?P<cls>[^']+)'):?\s*")
+_LEVEL = re.compile(r"""(?:Parser key "(?P<key>.+?)"(?:\[\d+\])?|Problem with given class_path '(?P<cls>.+?)'):?\s*""")
 _SKIPPED = ("Does not validate against", "Errors:", "Problems parsing config:")
 _VALUE = re.compile(r"Got value: (.*)$|: (\S+) (?:does not conform|not a number)|: '([^']*)'$")
 _GIVEN_VALUE = re.compile(r"^\s*Given value: (?:NestedArg\(key=.*, val=(.*)\)|(.*))$", re.MULTILINE)
@@ -88,6 +89,32 @@ def one_line(message: str, options: Iterable[str] = ()) -> str:
     return sentence if sentence.endswith((".", "?", "!")) else sentence + "."
 
 
+def is_about_settings(error: Exception) -> bool:
+    """Whether an error is for the user to mend, by a setting or a file: raised by lfl, or in a library that lfl called.
+
+    What passes through code of the user's own (but a ``check``, which is there to refuse settings), or breaks inside
+    torch during a computation, needs its traceback.
+    """
+    stack = [(f.f_globals.get("__name__", ""), f.f_code.co_name) for f, _ in traceback.walk_tb(error.__traceback__)]
+    for module, function in stack:
+        if function == "check":
+            break
+        if module.partition(".")[0] not in ("lfl", *_LIBRARIES, *sys.stdlib_module_names):
+            return False
+    if isinstance(error, ValueError | OSError):
+        return True
+    ours = [module for module, _ in stack if module.startswith("lfl.")]
+    return isinstance(error, RuntimeError) and (ours[-1:] == [stack[-1][0]] or set(ours) <= {"lfl.cli"})
+
+
+def describe_error(error: Exception) -> str:
+    """The text of an error on one line, without the number of an OSError."""
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+    text = str(error)
+    return one_line(text) if not text.startswith("Does not validate") else _Leaf(text).text
+
+
 def _sentence(message: str, known: list[str]) -> str:
     leaf = _Leaf(message)
     if unknown := re.match(r"unrecognized arguments: (.*)", leaf.text):
@@ -103,30 +130,6 @@ def _sentence(message: str, known: list[str]) -> str:
         cls = re.search(r"class_path='(.*?)'", leaf.text)
         return f"`{leaf.key}.{rejected[1]}`: {_near_argument(cls[1] if cls else leaf.cls, rejected[1])}"
     return _wrong_value(leaf)
-
-
-def is_about_settings(error: Exception) -> bool:
-    """Whether an error is for the user to mend, by a setting or a file: raised by lfl, or in a library that lfl called.
-
-    What passes through the user's own code, or breaks inside torch during a computation, needs its traceback.
-    """
-    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    depth = len(frames)
-    while frames and frames[-1].partition(".")[0] in _LIBRARIES:
-        frames.pop()
-    if not frames or frames[-1].partition(".")[0] != "lfl":
-        return False
-    if isinstance(error, ValueError | OSError):
-        return True
-    return isinstance(error, RuntimeError) and (len(frames) == depth or frames[-1] == "lfl.cli")
-
-
-def describe_error(error: Exception) -> str:
-    """The text of an error on one line, without the number of an OSError."""
-    if isinstance(error, OSError) and error.strerror:
-        return one_line(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
-    text = str(error)
-    return one_line(text) if not text.startswith("Does not validate") else _Leaf(text).text
 
 
 def _wrong_value(leaf: _Leaf) -> str:
@@ -160,7 +163,7 @@ def _missing(leaf: _Leaf, names: str) -> str:
     if leaf.cls:
         return f"`{leaf.key}`: {leaf.cls.rsplit('.', 1)[-1]} needs `{names}`"
     subcommand, _, name = names.rpartition(".")
-    return f"`lfl {subcommand}` needs a `{name}`: name a file that has one by `--config`, or give `--{name} CLASS`"
+    return f"`lfl {subcommand}` needs a `{name}`: give `--config FILE` with one, or `--{name} CLASS`"
 
 
 def _near_argument(class_path: str, argument: str) -> str:
@@ -168,7 +171,8 @@ def _near_argument(class_path: str, argument: str) -> str:
     module, _, name = class_path.rpartition(".")
     accepted = _arguments(getattr(import_module(module), name))
     hint = _near(argument, accepted)
-    owners = [other for other, cls in _known_classes().items() if cls.__module__.startswith("lfl") and argument in _arguments(cls)]
+    ours = {other: cls for other, cls in _known_classes().items() if cls.__module__.startswith("lfl.")}
+    owners = [other for other, cls in ours.items() if argument in _arguments(cls)]
     if not hint and owners:
         hint = f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} one: mind the level"
     elif not hint:

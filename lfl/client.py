@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lfl.client_random import ClientRandom
@@ -121,6 +122,8 @@ class ClientModel:
         # Found by `probe`: does the step draw random numbers, from torch's global generator too, or change buffers?
         self.random_operations, self.uses_global_generator = False, False
         self.changed_buffers: list[str] = []
+        self.logged_metrics: list[str] = []
+        self._metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._loss_terms = loss_terms
         self._features: dict[str, Tensor] = {}
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
@@ -192,7 +195,8 @@ class ClientModel:
             TypeError: it returned something else.
         """
         arguments = (batch, step) if self._takes_index else (batch,)
-        with self.autocast():
+        alone = bool(self._batch_norms) and _is_single(batch)
+        with self.autocast(), self._running_statistics() if alone else nullcontext():
             output = self.module.training_step(*arguments)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
@@ -201,17 +205,6 @@ class ClientModel:
                 f"got {type(output).__name__}."
             )
         return loss
-
-    @contextmanager
-    def single_example_mode(self) -> Iterator[None]:
-        """BatchNorm on its running statistics: the variance of one example does not exist, and torch would raise."""
-        for norm in self._batch_norms:
-            norm.eval()
-        try:
-            yield
-        finally:
-            for norm in self._batch_norms:
-                norm.train()
 
     def probe(self, batch: Batch, key: Tensor) -> None:
         """Take one training step on the side, to learn what the module does; leaves no trace.
@@ -231,7 +224,19 @@ class ClientModel:
         torch.set_rng_state(state)
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
-        for metric in self.recorder.metrics.values():
+        self.logged_metrics = list(self.recorder.metrics)
+        self.reset_metrics()
+
+    def compute_metrics(self) -> dict[str, float]:
+        """Values of the Metric objects logged since the last call, over all their examples."""
+        computed = {name: float(metric.compute()) for name, metric in self.recorder.metrics.items()}
+        self.reset_metrics()
+        return computed
+
+    def reset_metrics(self) -> None:
+        """Let the module's Metric objects start anew."""
+        self.recorder.metrics.clear()
+        for metric in self._metrics:
             metric.reset()
 
     @contextmanager
@@ -247,6 +252,17 @@ class ClientModel:
                     del self.module.__dict__[name]
                 else:
                     self.module.__dict__[name] = value
+
+    @contextmanager
+    def _running_statistics(self) -> Iterator[None]:
+        """BatchNorm on its running statistics: the variance of one example does not exist, and torch would raise."""
+        for norm in self._batch_norms:
+            norm.eval()
+        try:
+            yield
+        finally:
+            for norm in self._batch_norms:
+                norm.train()
 
     @cached_property
     def _wrapper(self) -> _TrainingStep:
@@ -271,3 +287,7 @@ class ClientModel:
             self._features[name] = output
 
         layer.register_forward_hook(keep)
+
+
+def _is_single(batch: Batch) -> bool:
+    return all(len(leaf) == 1 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())

@@ -63,7 +63,7 @@ class Evaluator:
                 self._model.recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
                 metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
-                metrics.update(self._metric_objects())
+                metrics.update(self._model.compute_metrics())
                 self._call(f"on_{prefix}_end")
         finally:
             module.train()
@@ -95,13 +95,6 @@ class Evaluator:
         from lfl.distributed import sum_over_processes
 
         return sum_over_processes(self._fabric, sums)
-
-    def _metric_objects(self) -> dict[str, float]:
-        computed = {name: float(metric.compute()) for name, metric in self._model.recorder.metrics.items()}
-        for metric in self._model.recorder.metrics.values():
-            metric.reset()
-        self._model.recorder.metrics.clear()
-        return computed
 
     def _call(self, hook: str) -> None:
         if hasattr(self._model.module, hook):

@@ -58,8 +58,8 @@ def check_resumable(saved: dict[str, Any], now: dict[str, Any], path: Path) -> N
     found = [text for text in differences(saved, now) if not text.startswith(_IRRELEVANT)]
     if found:
         raise CheckpointError(
-            f"Cannot resume `{path}` with changed settings ({'; '.join(found)}). Use the run's own settings, or start a "
-            "new run without --ckpt_path."
+            f"Cannot resume `{path}` with changed settings ({'; '.join(found)}). Use the run's own settings, or start "
+            "a new run without --ckpt_path."
         )
 
 

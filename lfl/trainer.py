@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from lfl.aggregation import Aggregator, MeanAggregator, Server
 from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.checkpoint import check_writable, find_last, load_checkpoint, new_run_folder
-from lfl.checkpointing import Checkpointing, restore_trainer
+from lfl.checkpointing import Checkpointing, load_weights, restore_trainer
 from lfl.client import ClientModel
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
@@ -189,7 +189,6 @@ class FederatedTrainer(LightningFacade):
         model.on_fit_end()
         for callback in self.stack:
             callback.on_fit_end(self, model)  # type: ignore[arg-type]
-        self.store.close()
 
     def validate(
         self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
@@ -353,6 +352,8 @@ class FederatedTrainer(LightningFacade):
     def _build(self, model: LightningModule, resumed_engine: dict[str, Any] | None) -> None:
         self.server = Server(self.client_model.flat_parameters(), self._server_optimizer)
         self.ledger = Ledger(self.num_clients)
+        if self.checkpoint is not None:
+            self.checkpoint.start()
         self.learning_rates = LearningRates(model)
         self.val_dataloaders = self.data.val_dataloader() if self._evaluator.can("validate") else None
         name, cohort_size = self.engine_name, self.cohort_size
@@ -447,7 +448,7 @@ class FederatedTrainer(LightningFacade):
         if not self._evaluator.can(stage):
             raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
         if state is not None:
-            model.load_state_dict(state["state_dict"])
+            load_weights(model, state, path)
         self._start_run()
         for callback in self.callbacks:
             callback.setup(self, model, stage=stage)  # type: ignore[arg-type]

@@ -27,9 +27,9 @@ def _one_thread() -> Iterator[None]:
 
 def images(count: int = 120, side: int = 8, num_classes: int = 4, seed: int = 0) -> torch.utils.data.TensorDataset:
     """Noisy images that can be learnt."""
-    draws = torch.Generator().manual_seed(seed)
+    prototypes = torch.randn(num_classes, 1, side, side, generator=torch.Generator().manual_seed(0))
+    draws = torch.Generator().manual_seed(seed + 1)
     targets = torch.randint(num_classes, (count,), generator=draws)
-    prototypes = torch.randn(num_classes, 1, side, side, generator=draws)
     inputs = prototypes[targets] + 0.5 * torch.randn(count, 1, side, side, generator=draws)
     return torch.utils.data.TensorDataset(inputs, targets)
 

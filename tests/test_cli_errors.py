@@ -32,7 +32,7 @@ UNION = """Parser key "trainer.callbacks":
   Given value type: <class 'list'>
   Given value: [{'class_path': 'SSF'}]"""
 
-USER_CODE = '''
+USER_CODE = """
 from torch.utils.data import TensorDataset
 import torch
 from torch.nn.functional import cross_entropy
@@ -57,10 +57,15 @@ class Buggy(Classifier):
         return cross_entropy(self(batch[0]), batch[1][:-1])
 
 
+class Choosy(FederatedCallback):
+    def check(self, layout):
+        raise ValueError(f"`user` does not like D={layout.dim}.")
+
+
 class BuggyCallback(FederatedCallback):
     def on_round_start(self, round):
         raise RuntimeError("a bug of the user's")
-'''
+"""
 
 
 @pytest.fixture
@@ -86,7 +91,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--trainer.max_rounds=-1", "`trainer.max_rounds=-1` must be a whole number of at least 0."),
         ("--trainer.cohort_size=0", "`trainer.cohort_size=0` must be a whole number of at least 1."),
         ("--trainer.gradient_clip_val=-1.0", "`trainer.gradient_clip_val=-1.0` must be a number above 0."),
-        ("--seed_everything=true", "`seed_everything=True` must be a whole number of at least 0."),
+        ("--seed_everything=true", "`seed_everything=true` must be a whole number of at least 0."),
         (
             "--trainer.engine vector",
             "`trainer.engine=vector` must be one of 'auto', 'sequential', 'vectorized'; did you mean `vectorized`?",
@@ -113,9 +118,12 @@ CLIENTS = "--trainer.participation.clients_per_round"
             "--data.partitioner=ShardPartitioner --data.partitioner.zzz 3",
             "`data.partitioner.zzz`: ShardPartitioner has no argument `zzz`; it takes ",
         ),
-        ("--trainer.callbacks+=Proximl", "`trainer.callbacks`: there is no FederatedCallback 'Proximl'; did you mean `Prox"),
-        ("--trainer.callbacks+=lfl.callbacks.Proximl", "`trainer.callbacks`: lfl.callbacks has no class 'Proximl'; did you"),
-        ("--trainer.callbacks+=EarlyStopping", "there is no FederatedCallback 'EarlyStopping'; a class of your own needs its"),
+        ("--trainer.callbacks+=Proximl", "`trainer.callbacks`: there is no FederatedCallback 'Proximl'; did you"),
+        (
+            "--trainer.callbacks+=lfl.callbacks.Proximl",
+            "`trainer.callbacks`: lfl.callbacks has no class 'Proximl'; did",
+        ),
+        ("--trainer.callbacks+=EarlyStopping", "no FederatedCallback 'EarlyStopping'; a class of your own needs its"),
         (
             "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
             "`trainer.callbacks`: lightning.pytorch.callbacks.EarlyStopping is not a FederatedCallback.",
@@ -126,7 +134,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--model.backbone=MLPP", "`model.backbone`: there is no Backbone or Module 'MLPP'; did you mean `MLP`?"),
         ("--data.source=Digit", "`data.source`: there is no class 'Digit'; did you mean `Digits`?"),
         ("--optimizer=SDG", "`optimizer`: there is no Optimizer 'SDG'; did you mean `SGD`?"),
-        ("--trainer.logger=WandLogger", "`trainer.logger`: there is no Logger 'WandLogger'; did you mean `WandbLogger`?"),
+        ("--trainer.logger=WandLogger", "`trainer.logger`: there is no Logger 'WandLogger'; did you mean `WandbL"),
         ("--lr_scheduler=ReduceLROnPlateau", "`lr_scheduler`: ReduceLROnPlateau needs `monitor`."),
         ("--optimizer.lr=-1.0", "`optimizer` or `lr_scheduler` cannot be built: Invalid learning rate: -1.0."),
         ("--trainer.server_optimizer.lr=-1.0", "`server_optimizer` cannot be built: Invalid learning rate: -1.0."),
@@ -137,16 +145,16 @@ CLIENTS = "--trainer.participation.clients_per_round"
         (f"{CLIENTS}=-0.1", "`clients_per_round=-0.1` is a fraction of all clients and must be in (0, 1]"),
         (f"{CLIENTS}=abc", "`trainer.participation.clients_per_round=abc` must be a number."),
         (f"{SSF} {RANK}=0", "`rank=0` must be at least 1 (a number of coordinates) or a float in (0, 1] (a ratio)."),
-        (f"{SSF} {RANK}=2.0", "`rank=2.0` is a float and so a ratio: it must be in (0, 1]. For a number of coordinates"),
+        (f"{SSF} {RANK}=2.0", "`rank=2.0` is a float and so a ratio: it must be in (0, 1]. For a number of coord"),
         (f"{SSF} {RANK}=11", "`rank=11` of LayerwiseSubspace exceeds the rows of every layer (at most 10; D=610)"),
         (
             f"{SSF} --trainer.callbacks.subspace=DenseSubspace {RANK}=611",
             "`rank=611` must not exceed D=610, the number of parameters",
         ),
-        (f"{SSF} --trainer.callbacks+=FedSub", "SSF and FedSub both want the local optimizer to run on their own coord"),
+        (f"{SSF} --trainer.callbacks+=FedSub", "SSF and FedSub both want the local optimizer to run on their own"),
         ("--trainer.local_epochs=1 --trainer.local_steps=2", "Give `local_epochs=1` or `local_steps=2`, not both."),
-        ("--model.backbone.norm=batch --trainer.engine=vectorized", "`engine=vectorized` cannot train Classifier: its tra"),
-        ("--data.partitioner.min_size=1000", "`min_size=1000` of DirichletPartitioner for `num_clients=10` needs 10000"),
+        ("--model.backbone.norm=batch --trainer.engine=vectorized", "`engine=vectorized` cannot train Classifier: "),
+        ("--data.partitioner.min_size=1000", "`min_size=1000` of DirichletPartitioner for `num_clients=10` needs"),
         ("--data.partitioner.alpha=0.001 --data.partitioner.min_size=20", "`min_size=20`"),
         ("--data.source=TorchvisionSource", "CIFAR10 is not at '"),
         ("--config nothere.yaml", "`config`: File does not exist: '"),
@@ -162,9 +170,9 @@ def test_bad_argument(world: World, args: str, message: str):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda c: c["trainer"].update(max_round=3), "unknown setting `trainer.max_round`; did you mean `trainer.max_rounds`?"),
+        (lambda c: c["trainer"].update(max_round=3), "unknown setting `trainer.max_round`; did you mean `trainer.max_"),
         (lambda c: c.update(max_rounds=3), "unknown setting `max_rounds`; did you mean `trainer.max_rounds`?"),
-        (lambda c: c.update(trainers={"devices": 3}), "unknown setting `trainers.devices`; did you mean `trainer.devices`?"),
+        (lambda c: c.update(trainers={"devices": 3}), "unknown setting `trainers.devices`; did you mean `trainer.dev"),
         (
             lambda c: c["data"]["init_args"].update(alpha=3),
             "`data.alpha`: FederatedDataModule has no argument `alpha`; DirichletPartitioner has one: mind the level.",
@@ -175,17 +183,17 @@ def test_bad_argument(world: World, args: str, message: str):
         ),
         (
             lambda c: c["optimizer"].update(lr=0.1),
-            "`optimizer` takes a `class_path` and, with all arguments of the class below it, `init_args`; got {'class_path'",
+            "`optimizer` takes a `class_path` and, with all arguments of the class below it, `init_args`; got {",
         ),
         (
             lambda c: c["trainer"].update(callbacks=[{"class_path": "SSF", "init_args": {"refresh": 1}}]),
             "`trainer.callbacks.refresh`: SSF has no argument `refresh`; did you mean `refresh_every`?",
         ),
-        (lambda c: c["trainer"].update(max_rounds=None), "`trainer.max_rounds=null` has no meaning: leave it out for 100."),
-        (lambda c: c.pop("model"), "`lfl fit` needs a `model`: name a file that has one by `--config`, or give `--model"),
-        (lambda c: c.pop("data"), "`lfl fit` needs `data`: name a file that has it by `--config`, or `--data CLASS`."),
+        (lambda c: c["trainer"].update(max_rounds=None), "`trainer.max_rounds=null` has no meaning: leave it out for"),
+        (lambda c: c.pop("model"), "`lfl fit` needs a `model`: give `--config FILE` with one, or `--model CLASS`."),
+        (lambda c: c.pop("data"), "`lfl fit` needs `data`: give `--config FILE` with it, or `--data CLASS`."),
         (
-            lambda c: [c.pop("optimizer"), c.update(lr_scheduler={"class_path": "StepLR", "init_args": {"step_size": 1}})],
+            lambda c: c.update(optimizer=None, lr_scheduler={"class_path": "StepLR", "init_args": {"step_size": 1}}),
             "`lr_scheduler` needs an `optimizer` beside it",
         ),
     ],
@@ -216,7 +224,8 @@ def test_missing_data_say_where_and_how(world: World):
 def test_subcommands(world: World):
     assert world.refused("fti") == "unknown subcommand 'fti'; did you mean 'fit'?"
     assert "needs a `model`" in world.refused("fit")
-    assert world.refused("--config", "base.yaml").startswith('expected "subcommand" to be one of {fit,validate,test,predict}')
+    text = world.refused("--config", "base.yaml")
+    assert text.startswith('expected "subcommand" to be one of {fit,validate,test,predict}')
 
 
 def test_files_that_are_no_checkpoint(world: World):
@@ -249,8 +258,10 @@ def test_a_file_in_the_way_of_the_run_folder(world: World):
 
 
 def test_no_permission_to_write(world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "access", lambda *args: False)  # the tests may run as root, who may do all
-    assert world.error() == "Cannot make a run folder in runs: no permission to write. Choose a folder that you may write to."
+    # The tests may run as root, who may do all.
+    monkeypatch.setattr(os, "access", lambda path, mode, **options: mode != os.W_OK | os.X_OK)
+    text = world.error()
+    assert text == "Cannot make a run folder in runs: no permission to write. Choose a folder that you may write to."
 
 
 def test_full_disk_keeps_the_previous_checkpoint(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -310,6 +321,9 @@ def test_bugs_of_the_user_keep_their_traceback(world: World):
         world.lfl("fit", "--config", config, "--model.class_path=user_code.Buggy")
     with pytest.raises(RuntimeError, match="a bug of the user's"):
         world.lfl("fit", "--config", config, "--trainer.callbacks+=user_code.BuggyCallback")
+
+    text = world.refused("fit", "--config", config, "--trainer.callbacks+=user_code.Choosy")
+    assert text == "`user` does not like D=610."
 
 
 def test_no_gpu(world: World):

@@ -1,11 +1,10 @@
 """One client at a time, with the module's own parameters."""
 
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from lfl.engine.base import LocalEngine
@@ -28,9 +27,7 @@ class SequentialEngine(LocalEngine):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         model = self.model
         model.bind(params[0])
-        own = tree_map(lambda x: x[0], batch)
-        with model.single_example_mode() if _is_single(own) else nullcontext():
-            loss, logs = model.loss(None, own, step, keys[0], anchor)
+        loss, logs = model.loss(None, tree_map(lambda x: x[0], batch), step, keys[0], anchor)
         gradients = torch.autograd.grad(loss, model.parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         return flat.unsqueeze(0), loss.detach().unsqueeze(0), logs
@@ -47,7 +44,3 @@ class SequentialEngine(LocalEngine):
     def collect(self, cohort: Cohort) -> None:
         cohort.buffers = self.model.flat_buffers().unsqueeze(0)
         cohort.counters = [counter.clone().unsqueeze(0) for counter in self.model.counters]
-
-
-def _is_single(batch: Any) -> bool:
-    return all(len(leaf) == 1 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())

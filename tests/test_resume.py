@@ -1,0 +1,122 @@
+"""A run that is resumed equals the run that went through: weights, state of every kind, and the metrics file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import mlp, ragged_data, train
+from methods import METHODS
+
+from lfl.callbacks import SSF, Proximal, Scaffold
+from lfl.checkpoint import CheckpointError
+from lfl.checkpointing import Checkpointing
+from lfl.models import Classifier
+from lfl.subspace import LayerwiseSubspace
+from lfl.trainer import FederatedTrainer
+
+
+def scheduled() -> Classifier:
+    """Dropout, and a learning rate that changes over rounds."""
+    module = mlp(dropout=0.3)
+
+    def configure() -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    module.configure_optimizers = configure  # type: ignore[method-assign]
+    return module
+
+
+def sgd_with_momentum(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.7, momentum=0.5)
+
+
+OPTIONS: dict[str, Any] = {
+    "precision": "32-true",
+    "max_rounds": 5,
+    "checkpoint": Checkpointing(every_n_rounds=2, keep_all=True),
+    "check_val_every_n_rounds": 3,
+    "server_optimizer": sgd_with_momentum,
+    "cohort_size": 3,
+}
+
+
+def files(trainer: FederatedTrainer) -> bytes:
+    return (Path(trainer.log_dir) / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["host", "memmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_equals_unbroken(method: str, engine: str, kind: str, tmp_path: Path) -> None:
+    options = {**OPTIONS, "engine": engine, "client_state": kind}
+    unbroken = train(METHODS[method](), tmp_path / "unbroken", scheduled(), **options)
+    checkpoint = Path(unbroken.log_dir) / "checkpoints" / "round_000002.ckpt"
+    resumed = train(METHODS[method](), tmp_path / "resumed", scheduled(), ckpt_path=str(checkpoint), **options)
+    assert resumed.log_dir != unbroken.log_dir
+    assert torch.equal(resumed.server.vector, unbroken.server.vector)
+    assert files(resumed) == files(unbroken)
+    assert resumed.ledger.metrics() == unbroken.ledger.metrics()
+    last = [
+        torch.load(Path(t.log_dir) / "checkpoints" / "last.ckpt", weights_only=True) for t in (resumed, unbroken)
+    ]
+    for key in ("server", "ledger", "callbacks", "learning_rates", "round"):
+        assert str(last[0][key]) == str(last[1][key]), key
+    for name in unbroken.store.slots:
+        everyone = torch.arange(8)
+        rows = [t.store.gather(name, everyone) for t in (resumed, unbroken)]
+        assert torch.equal(rows[0], rows[1]), name
+
+
+def test_more_rounds_can_be_asked_for(tmp_path: Path) -> None:
+    short = train([Scaffold()], tmp_path, mlp(), **{**OPTIONS, "max_rounds": 3})
+    longer = train([Scaffold()], tmp_path, mlp(), ckpt_path="last", **{**OPTIONS, "max_rounds": 5})
+    straight = train([Scaffold()], tmp_path / "straight", mlp(), **OPTIONS)
+    assert short.current_round == 3
+    assert torch.equal(longer.server.vector, straight.server.vector)
+
+
+def test_auto_is_not_tried_again(tmp_path: Path) -> None:
+    """The choice of the engine changes rounding: a resumed run repeats it."""
+    first = train([], tmp_path, mlp(), **{**OPTIONS, "engine": "vectorized", "cohort_size": 4})
+    resumed = train([], tmp_path, mlp(), ckpt_path="last", **{**OPTIONS, "engine": "auto", "cohort_size": None, "max_rounds": 6})
+    assert (resumed.engine.name, resumed.engine.cohort_size) == (first.engine.name, 4)
+
+
+def test_client_state_may_move(tmp_path: Path) -> None:
+    first = train([Scaffold()], tmp_path, mlp(), **{**OPTIONS, "client_state": "memmap", "max_rounds": 3})
+    second = train([Scaffold()], tmp_path, mlp(), ckpt_path="last", **{**OPTIONS, "client_state": "host"})
+    straight = train([Scaffold()], tmp_path / "straight", mlp(), **OPTIONS)
+    assert first.current_round == 3
+    assert torch.equal(second.server.vector, straight.server.vector)
+
+
+def test_best_checkpoint_is_the_best_round(tmp_path: Path) -> None:
+    options = {**OPTIONS, "check_val_every_n_rounds": 1, "max_rounds": 6}
+    options["checkpoint"] = Checkpointing(every_n_rounds=100, monitor="val_acc")
+    trainer = train([], tmp_path, mlp(), **options)
+    best, round_number = trainer.summary.best("val_acc")
+    saved = torch.load(Path(trainer.log_dir) / "checkpoints" / "best.ckpt", weights_only=True)
+    assert (saved["round"], saved["best"]) == (round_number, best)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"callbacks": [Scaffold("I")]}, r"callbacks\[0\].option: 'II' then, 'I' now"),
+        ({"callbacks": [Scaffold(), Proximal(0.1)]}, "callbacks: "),
+        ({"callbacks": [SSF(LayerwiseSubspace(0.5))]}, r"callbacks\[0\]: Scaffold then, SSF now"),
+        ({"seed": 5}, "seed: 0 then, 5 now"),
+        ({"local_epochs": 2}, "local_work.epochs: None then, 2 now"),
+        ({"data": ragged_data(batch_size=7)}, "data.batch_size: 5 then, 7 now"),
+        ({"data": ragged_data(num_clients=9)}, "data.num_clients: 8 then, 9 now"),
+        ({"module": mlp(hidden=13)}, "model.parameters"),
+        ({"module": Classifier(mlp().backbone, lr=0.2)}, r"optimizer.*lr: 0.1 then, 0.2 now"),
+    ],
+)
+def test_settings_that_matter_may_not_change(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    train([Scaffold()], tmp_path, mlp(), **OPTIONS)
+    settings = {"callbacks": [Scaffold()], "module": mlp(), **OPTIONS, **change}
+    with pytest.raises(CheckpointError, match=message):
+        train(folder=tmp_path, ckpt_path="last", **settings)
