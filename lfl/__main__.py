@@ -20,7 +20,8 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="lfl",
         description="Federated learning on PyTorch Lightning and Fabric.",
-        epilog="`lfl fit --config configs/ssf.yaml` trains; `lfl fit --help` lists every setting.",
+        epilog="`lfl fit --config configs/ssf.yaml` trains; `lfl fit --help` lists every setting. "
+        "LFL_TRACEBACK=1 shows where an error comes from.",
     )
     parser.add_argument("--version", action="version", version=f"lfl {__version__}")
     commands = parser.add_subparsers(title="subcommands", metavar="{" + ",".join(SUBCOMMANDS) + "}")

@@ -108,7 +108,7 @@ def trainer_state(trainer: FederatedTrainer) -> dict[str, Any]:
         "loggers": [_logger_state(logger) for logger in trainer.loggers],
         "best": trainer.checkpoint.best if trainer.checkpoint else None,
         "total_refused": trainer.total_refused,
-        "engine": {"name": trainer.engine.name, "cohort_size": trainer.engine.cohort_size},
+        "engine": {"name": trainer.engine.name, "cohort_size": int(trainer.engine.cohort_size)},
         "settings": trainer.settings,
     }
 

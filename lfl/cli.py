@@ -34,9 +34,10 @@ class FederatedArgumentParser(LightningArgumentParser):
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
-            return self.add_class_arguments(
+            added: list[str] = self.add_class_arguments(
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
             )
+            return added
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
 
     @override

@@ -1,5 +1,6 @@
 """The local optimizer: the user's own torch optimizer, stepping C clients' rows at once."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,6 +81,11 @@ def _advance(config: LRSchedulerConfig, *metric: float) -> None:
     scheduler.step(*metric)
 
 
+def _without_counters(state: dict[str, Any]) -> dict[str, Any]:
+    """MultiStepLR keeps its milestones in a Counter, which a checkpoint cannot hold."""
+    return {key: dict(value) if isinstance(value, Counter) else value for key, value in state.items()}
+
+
 class LearningRates:
     """The learning rates of a round: ``configure_optimizers``' schedulers with interval "epoch" step once a round.
 
@@ -124,12 +130,13 @@ class LearningRates:
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' states and the current rates."""
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        return {"schedulers": [c.scheduler.state_dict() for c in self._schedulers], "rates": rates}
+        return {"schedulers": [_without_counters(c.scheduler.state_dict()) for c in self._schedulers], "rates": rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         for config, saved in zip(self._schedulers, state["schedulers"], strict=True):
-            config.scheduler.load_state_dict(saved)
+            counters = {key for key, value in config.scheduler.state_dict().items() if isinstance(value, Counter)}
+            config.scheduler.load_state_dict({k: Counter(v) if k in counters else v for k, v in saved.items()})
         for group, rate in zip(self._optimizer.param_groups, state["rates"], strict=True):
             group["lr"] = rate
 

@@ -142,7 +142,7 @@ class FederatedTrainer(LightningFacade):
         )
         self.log_dir = ""
         self.current_round, self.total_refused, self.interrupted = 0, 0, 0
-        self.should_stop = False
+        self.should_stop, self._launched = False, False
         self.server_buffers, self.server_counters = torch.empty(0), list[Tensor]()
         self.settings: dict[str, Any] = {}
         self.client_model: ClientModel
@@ -276,8 +276,9 @@ class FederatedTrainer(LightningFacade):
     def _prepare(self, model: LightningModule, datamodule: LightningDataModule, stage: str) -> None:
         """Start the processes, check and place data and model."""
         check_writable(self.default_root_dir)
-        if self.fabric.world_size > 1 and not torch.distributed.is_initialized():
+        if self.fabric.world_size > 1 and not self._launched:
             self.fabric.launch()
+            self._launched = True
         if not isinstance(datamodule, FederatedData):
             raise ValueError(
                 f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can "

@@ -42,11 +42,16 @@ def printed(world: World, *args: str) -> dict:
 def test_overrides_reach_into_objects(world: World):
     config = printed(
         world,
-        *"--trainer.callbacks+=lfl.callbacks.Proximal --trainer.callbacks.mu 0.5 --trainer.callbacks+=Scaffold".split(),
-        *"--trainer.participation.clients_per_round 2 --trainer.checkpoint.monitor=val_acc".split(),
-        *"--data.partitioner.alpha 0.7 --data.source=MNIST5000 --model.backbone=McMahanCNN".split(),
-        *"--trainer.server_optimizer.lr 0.5 --optimizer=Adam --optimizer.lr 1e-3".split(),
-        *"--lr_scheduler=ExponentialLR --lr_scheduler.gamma 0.998".split(),
+        *[
+            "--trainer.callbacks+=lfl.callbacks.Proximal",
+            "--trainer.callbacks.mu",
+            "0.5",
+            "--trainer.callbacks+=Scaffold",
+        ],
+        *["--trainer.participation.clients_per_round", "2", "--trainer.checkpoint.monitor=val_acc"],
+        *["--data.partitioner.alpha", "0.7", "--data.source=MNIST5000", "--model.backbone=McMahanCNN"],
+        *["--trainer.server_optimizer.lr", "0.5", "--optimizer=Adam", "--optimizer.lr", "1e-3"],
+        *["--lr_scheduler=ExponentialLR", "--lr_scheduler.gamma", "0.998"],
     )
     trainer, data = config["trainer"], config["data"]["init_args"]
     assert trainer["callbacks"][0] == {"class_path": "lfl.callbacks.Proximal", "init_args": {"mu": 0.5}}

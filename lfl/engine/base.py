@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,14 +97,15 @@ class LocalEngine(ABC):
         """The order in which the clients of a round are put into cohorts, as positions in ``ids``."""
 
     def cohorts(self, round: Round, buffers: Tensor) -> Iterator[Cohort]:
-        """Deal the clients ``round.clients`` of this process into cohorts, not yet trained."""
-        sizes = self.data.client_sizes[round.clients]
+        """Deal ``round.local_clients`` into cohorts, not yet trained."""
+        clients = round.local_clients
+        sizes = self.data.client_sizes[clients]
         num_steps = self.work.num_steps(sizes, self.data.batch_size)
-        order = self.order(round.clients, num_steps, sizes)
-        for chosen in order.split(self.cohort_size):
+        order = self.order(clients, num_steps, sizes)
+        for chosen in order.split(self.cohort_size) if len(clients) else ():
             yield Cohort(
                 round=round,
-                ids=round.clients[chosen],
+                ids=clients[chosen],
                 num_examples=sizes[chosen],
                 num_steps=num_steps[chosen],
                 values=self._starting_point(round, len(chosen)),
@@ -118,7 +120,9 @@ class LocalEngine(ABC):
         cohort.optimizer = LocalOptimizer(
             self.model.module, self.model.layout, cohort.values, rates, in_coordinates=cohort.round.basis is not None
         )
-        cohort.full_gradient = lambda params: self._full_gradient(cohort, params)
+        # Weakly: a cohort that refers to itself would keep its rows until the garbage collector comes by.
+        this = weakref.proxy(cohort)
+        cohort.full_gradient = lambda params: self._full_gradient(this, params)
         gradient = self._compose(cohort)
         device = cohort.values.device
         keys = client_keys(cohort.ids.to(device), self.seed, "model", cohort.round.number)
