@@ -69,6 +69,7 @@ class FederatedTrainer(LightningFacade):
         participation: who takes part in a round.
         local_epochs: passes of a client over its data in a round; 1 when local_steps is not given.
         local_steps: optimizer steps of a client in a round, instead of epochs.
+        local_sampling: batches from shuffled epochs, or independent draws with replacement.
         engine: sequential (one client at a time), vectorized (cohorts in one batched computation), or auto.
         cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters.
         aggregator: from the clients' updates to one.
@@ -99,6 +100,7 @@ class FederatedTrainer(LightningFacade):
         participation: Participation = lazy_instance(UniformParticipation, clients_per_round=10),
         local_epochs: PositiveInt | None = None,
         local_steps: PositiveInt | None = None,
+        local_sampling: Literal["epochs", "replacement"] = "epochs",
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         cohort_size: PositiveInt | None = None,
         aggregator: Aggregator = lazy_instance(MeanAggregator),
@@ -125,7 +127,7 @@ class FederatedTrainer(LightningFacade):
         )
         self.precision, self.max_rounds, self.participation = precision, max_rounds, own(participation)
         self.engine_name, self.cohort_size = engine, cohort_size
-        self.work = LocalWork(local_epochs, local_steps, gradient_clip_val, gradient_clip_algorithm)
+        self.work = LocalWork(local_epochs, local_steps, gradient_clip_val, gradient_clip_algorithm, local_sampling)
         self.aggregator, self.client_state, self.buffers = own(aggregator), client_state, buffers
         self.on_nonfinite, self.check_val_every_n_rounds = on_nonfinite, check_val_every_n_rounds
         self.seed, self.checkpoint, self.default_root_dir = seed, own(checkpoint), Path(default_root_dir)
@@ -164,6 +166,7 @@ class FederatedTrainer(LightningFacade):
             datamodule: a FederatedDataModule.
             ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
         """
+        self.should_stop, self.interrupted = False, 0
         resumed = self._resolve(ckpt_path)
         saved = load_checkpoint(resumed) if resumed is not None else None
         self._prepare(model, datamodule, "fit")
@@ -399,7 +402,7 @@ class FederatedTrainer(LightningFacade):
         self.display.start(self.current_round + 1, self.max_rounds)
         self.summary.start()
         try:
-            while self.current_round < self.max_rounds and not self.should_stop:
+            while self.current_round < self.max_rounds and not self._is_stopping():
                 model.on_train_epoch_start()
                 round = loop.run_round(self.current_round + 1)
                 self.current_round = round.number
@@ -416,6 +419,11 @@ class FederatedTrainer(LightningFacade):
         if self.current_round:
             self.display.show(self.summary.render(self.log_dir))
 
+    def _is_stopping(self) -> bool:
+        """Whether any process was asked to stop; all agree on the round after which they do."""
+        self.should_stop = any(self.gather_objects(self.should_stop))
+        return self.should_stop
+
     def _write(self, round_number: int, metrics: dict[str, float]) -> None:
         """Log a round, then make the checkpoint: what a checkpoint promises has been written before it."""
         if self.is_global_zero:
@@ -424,8 +432,7 @@ class FederatedTrainer(LightningFacade):
         self.summary.update(round_number, metrics)
         self.display.round_done(round_number, metrics)
         if self.checkpoint is not None:
-            is_final = round_number == self.max_rounds or self.should_stop
-            self.checkpoint.after_round(self, round_number, metrics, is_final)
+            self.checkpoint.after_round(self, round_number, metrics, is_final=round_number == self.max_rounds)
 
     def _headline(self) -> str:
         cohort = f", cohorts of {self.engine.cohort_size}" if self.engine.name == "vectorized" else ""

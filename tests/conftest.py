@@ -141,7 +141,9 @@ class QuadraticData(FederatedData):
         return (self.gather(indices) for indices, _ in plan)
 
 
-def train_quadratic(callbacks: list[FederatedCallback], folder: Path, **options: Any) -> tuple[FederatedTrainer, QuadraticData]:
+def train_quadratic(
+    callbacks: list[FederatedCallback], folder: Path, **options: Any
+) -> tuple[FederatedTrainer, QuadraticData]:
     data = options.pop("data", None) or QuadraticData()
     module = options.pop("module", None) or Quadratic()
     settings = {"participation": FullParticipation(), "local_steps": 6, "logger": False, **options}

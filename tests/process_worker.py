@@ -12,7 +12,12 @@ from lfl.trainer import FederatedTrainer
 
 
 def run(method: str, folder: Path, devices: int, **options: object) -> FederatedTrainer:
-    settings = {"checkpoint": Checkpointing(every_n_rounds=2), "check_val_every_n_rounds": 1, "cohort_size": 2, **options}
+    settings = {
+        "checkpoint": Checkpointing(every_n_rounds=2),
+        "check_val_every_n_rounds": 1,
+        "cohort_size": 2,
+        **options,
+    }
     return train(METHODS[method](), folder / method, mlp(dropout=0.3), engine="vectorized", devices=devices, **settings)
 
 

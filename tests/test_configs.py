@@ -127,7 +127,10 @@ def test_sweep_commands_work_verbatim(capsys: pytest.CaptureFixture[str]) -> Non
             main([*command[1:], "--print_config"])
         config = yaml.safe_load(capsys.readouterr().out)
         callback = config["trainer"]["callbacks"][0]["init_args"]
-        assert f"--trainer.callbacks.init_args.subspace.init_args.rank={callback['subspace']['init_args']['rank']}" in command
+        assert (
+            f"--trainer.callbacks.init_args.subspace.init_args.rank={callback['subspace']['init_args']['rank']}"
+            in command
+        )
         assert f"--optimizer.init_args.lr={config['optimizer']['init_args']['lr']}" in command
         assert f"--seed_everything={config['seed_everything']}" in command
     main([*last[1:], *FEWER])

@@ -9,7 +9,12 @@ from methods import METHODS, SMALL_MODELS_ONLY
 
 from lfl.data import RandomCrop, RandomHorizontalFlip
 
-MODELS = {"mlp": mlp, "cnn-groupnorm": cnn, "mlp-dropout": lambda: mlp(dropout=0.5), "cnn-dropout": lambda: cnn(dropout=0.3)}
+MODELS = {
+    "mlp": mlp,
+    "cnn-groupnorm": cnn,
+    "mlp-dropout": lambda: mlp(dropout=0.5),
+    "cnn-dropout": lambda: cnn(dropout=0.3),
+}
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -56,7 +56,9 @@ class GoldenData(FederatedData):
         self.visits: Iterator[list[Any]] | None = None
         if case["batches"] is not None:
             self.visits = iter(
-                [rows[str(i)], i] for rows, ids in zip(case["batches"], case["clients_per_round"], strict=True) for i in ids
+                [rows[str(i)], i]
+                for rows, ids in zip(case["batches"], case["clients_per_round"], strict=True)
+                for i in ids
             )
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -94,12 +96,11 @@ STACKS = {
     "full_scaffold": lambda: [Scaffold("II")],
     "full_scaffold_option_I": lambda: [Scaffold("I")],
     "ssf": lambda: [SSF(GoldenSubspace(list(range(5))))],
+    "ssf_paper_c": lambda: [SSF(GoldenSubspace(list(range(5))), control_update="sampled_mean")],
     "ssf_P_identity": lambda: [SSF(IdentitySubspace())],
     "fedsub": lambda: [FedSub(GoldenSubspace(FEDSUB_ORDER), refresh_every=2)],
 }
-CASES = [
-    (case, method) for case, found in GOLDEN["cases"].items() for method in found["methods"] if method in STACKS
-]
+CASES = [(case, method) for case, found in GOLDEN["cases"].items() for method in found["methods"] if method in STACKS]
 
 
 @pytest.mark.parametrize("rounds", range(1, 6))

@@ -20,7 +20,9 @@ def floats_per_round(callbacks, tmp_path: Path, **options) -> list[tuple[float, 
     """(down, up) floats of each round, both clients together."""
     found = []
     for rounds in range(1, 5):
-        trainer = train(callbacks(), tmp_path, mlp(), max_rounds=rounds, participation=SCHEDULE, logger=False, **options)
+        trainer = train(
+            callbacks(), tmp_path, mlp(), max_rounds=rounds, participation=SCHEDULE, logger=False, **options
+        )
         metrics = trainer.ledger.metrics()
         found.append((metrics["comm/down_bytes"] / 8, metrics["comm/up_bytes"] / 8))
     return found

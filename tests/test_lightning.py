@@ -182,7 +182,10 @@ def test_validate_test_and_predict(tmp_path: Path) -> None:
     [
         (lambda m: setattr(m, "automatic_optimization", False), "manual optimization"),
         (lambda m: setattr(m, "configure_optimizers", lambda: None), "returned None"),
-        (lambda m: setattr(m, "configure_optimizers", lambda: [torch.optim.SGD(m.parameters(), 0.1)] * 2), "2 optimizers"),
+        (
+            lambda m: setattr(m, "configure_optimizers", lambda: [torch.optim.SGD(m.parameters(), 0.1)] * 2),
+            "2 optimizers",
+        ),
         (lambda m: setattr(m, "training_step", lambda batch, batch_idx: None), "must return the loss"),
     ],
 )

@@ -118,7 +118,10 @@ def test_weight_decay_by_group() -> None:
         (lambda p: torch.optim.AdamW(p, weight_decay=0.1), "AdamW decays the weights by itself"),
         (lambda p: torch.optim.LBFGS(p), "LBFGS is not elementwise"),
         (lambda p: torch.optim.Adagrad(p), "Adagrad starts with a state of its own"),
-        (lambda p: torch.optim.SGD([{"params": q, "lr": 0.1 + i} for i, q in enumerate(p)]), "must share their settings"),
+        (
+            lambda p: torch.optim.SGD([{"params": q, "lr": 0.1 + i} for i, q in enumerate(p)]),
+            "must share their settings",
+        ),
     ],
 )
 def test_what_has_no_meaning_on_coordinates(make, message: str) -> None:

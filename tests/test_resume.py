@@ -58,9 +58,7 @@ def test_resumed_equals_unbroken(method: str, engine: str, kind: str, tmp_path: 
     assert torch.equal(resumed.server.vector, unbroken.server.vector)
     assert files(resumed) == files(unbroken)
     assert resumed.ledger.metrics() == unbroken.ledger.metrics()
-    last = [
-        torch.load(Path(t.log_dir) / "checkpoints" / "last.ckpt", weights_only=True) for t in (resumed, unbroken)
-    ]
+    last = [torch.load(Path(t.log_dir) / "checkpoints" / "last.ckpt", weights_only=True) for t in (resumed, unbroken)]
     for key in ("server", "ledger", "callbacks", "learning_rates", "round"):
         assert str(last[0][key]) == str(last[1][key]), key
     for name in unbroken.store.slots:
@@ -80,7 +78,9 @@ def test_more_rounds_can_be_asked_for(tmp_path: Path) -> None:
 def test_auto_is_not_tried_again(tmp_path: Path) -> None:
     """The choice of the engine changes rounding: a resumed run repeats it."""
     first = train([], tmp_path, mlp(), **{**OPTIONS, "engine": "vectorized", "cohort_size": 4})
-    resumed = train([], tmp_path, mlp(), ckpt_path="last", **{**OPTIONS, "engine": "auto", "cohort_size": None, "max_rounds": 6})
+    resumed = train(
+        [], tmp_path, mlp(), ckpt_path="last", **{**OPTIONS, "engine": "auto", "cohort_size": None, "max_rounds": 6}
+    )
     assert (resumed.engine.name, resumed.engine.cohort_size) == (first.engine.name, 4)
 
 

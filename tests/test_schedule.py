@@ -34,7 +34,9 @@ cohorts = st.lists(st.integers(1, 23), min_size=1, max_size=6)
 def test_every_epoch_is_a_permutation_in_batches(sizes: list[int], batch_size: int, epochs: int) -> None:
     sizes = sorted(sizes, reverse=True)
     per_epoch = steps_per_epoch_of(torch.tensor(sizes), batch_size)
-    for size, count, batches in zip(sizes, per_epoch.tolist(), walk(sizes, (epochs * per_epoch).tolist(), batch_size), strict=True):
+    for size, count, batches in zip(
+        sizes, per_epoch.tolist(), walk(sizes, (epochs * per_epoch).tolist(), batch_size), strict=True
+    ):
         assert len(batches) == epochs * count
         for epoch in range(epochs):
             own = batches[epoch * count : (epoch + 1) * count]

@@ -16,6 +16,8 @@ from lfl.round import Cohort, Round
 
 _SLOT = "scaffold/control"
 
+ControlUpdate = Literal["increment", "sampled_mean", "one_over_N"]
+
 
 class Scaffold(FederatedCallback):
     """Corrects every local gradient by ``c - c_i`` (line 10), with controls that estimate the mean and own gradient.
@@ -29,10 +31,12 @@ class Scaffold(FederatedCallback):
 
     Args:
         option: I or II of line 12.
+        control_update: ``increment`` is line 17. The others replace c by the participants' new controls, averaged over
+            them (``sampled_mean``) or divided by N (``one_over_N``); they lose c = mean c_i, and are here to compare.
     """
 
-    def __init__(self, option: Literal["I", "II"] = "II") -> None:
-        self.option = option
+    def __init__(self, option: Literal["I", "II"] = "II", control_update: ControlUpdate = "increment") -> None:
+        self.option, self.control_update = option, control_update
         self.control = torch.empty(0)
 
     @override
@@ -69,12 +73,19 @@ class Scaffold(FederatedCallback):
         else:
             change = -self.control - cohort.delta / cohort.step_scale()
         self._store.scatter(_SLOT, cohort.ids, own + change)
+        if self.control_update != "increment":
+            cohort.round.accumulate("scaffold/control", (own + change).sum(dim=0, dtype=torch.float64))
         cohort.upload("control", change)
 
     @override
     def on_server_step(self, round: Round) -> None:
-        if "control" in round.received:
-            self.control = self.control + (round.received["control"] / round.trainer.num_clients).to(self.control.dtype)
+        if not round.num_reported:
+            return
+        counted = round.num_reported if self.control_update == "sampled_mean" else round.trainer.num_clients
+        if self.control_update == "increment":
+            self.control = self.control + (round.received["control"] / counted).to(self.control.dtype)
+        else:
+            self.control = (round.sums["scaffold/control"] / counted).to(self.control.dtype)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callbacks.scaffold import ControlUpdate
 from lfl.comm import Message, dense_bits
 from lfl.defaults import own
 from lfl.round import Cohort, Round
@@ -35,14 +36,19 @@ class SSF(FederatedCallback):
     Args:
         subspace: how a basis is drawn.
         refresh_every: rounds between draws.
+        control_update: how the server's control follows from the participants'. ``increment`` keeps c = mean c_i over
+            all N clients, so that the optimum is a fixed point. Algorithm 1 prints a sum over clients that did not take
+            part; read as their mean over the participants (``sampled_mean``, ``P c = mean_S mean_k P g``) it gives the
+            paper's numbers, read literally (``one_over_N``) it is too small.
     """
 
     def __init__(
         self,
         subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
         refresh_every: PositiveInt = 1,
+        control_update: ControlUpdate = "increment",
     ) -> None:
-        self.subspace, self.refresh_every = own(subspace), refresh_every
+        self.subspace, self.refresh_every, self.control_update = own(subspace), refresh_every, control_update
         self.control = torch.empty(0)
 
     @override
@@ -96,15 +102,19 @@ class SSF(FederatedCallback):
             steps = cohort.num_steps.to(cohort.values)[:, None]
             change = cohort.rows["gradient_sum"] / steps - cohort.rows["control"]
             cohort.upload("control", change)
-        cohort.round.accumulate("ssf/control", change.sum(dim=0, dtype=torch.float64))
+        reported = change if self.control_update == "increment" else change + cohort.rows["control"]
+        cohort.round.accumulate("ssf/control", reported.sum(dim=0, dtype=torch.float64))
         store = self._trainer.store
         store.scatter(_SLOT, cohort.ids, store.gather(_SLOT, cohort.ids) + _basis(cohort.round).lift(change))
 
     @override
     def on_server_step(self, round: Round) -> None:
         if "ssf/control" in round.sums:
-            mean = (round.sums["ssf/control"] / self._trainer.num_clients).to(self.control.dtype)
-            self.control = self.control + _basis(round).lift(mean)
+            counted = round.num_reported if self.control_update == "sampled_mean" else self._trainer.num_clients
+            moved = (round.sums["ssf/control"] / counted).to(self.control.dtype)
+            if self.control_update != "increment":
+                moved -= self._projected_control
+            self.control = self.control + _basis(round).lift(moved)
         self._trainer.ledger.record_increment("control", dense_bits(self._projected_control), round.number)
 
     @override

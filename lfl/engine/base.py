@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
 from lfl.client import ClientModel
 from lfl.data.base import FederatedData
-from lfl.engine.schedule import BatchPlan, LocalSchedule, steps_per_epoch_of
+from lfl.engine.schedule import BatchPlan, LocalSchedule, ReplacementSchedule, steps_per_epoch_of
 from lfl.optim import LocalOptimizer
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, Round
@@ -30,12 +30,14 @@ class LocalWork:
         steps: optimizer steps; its data is shuffled anew whenever it is used up.
         clip_value: clip the whole local gradient, corrections included; None for no clipping.
         clip_algorithm: clip its norm, or each entry.
+        sampling: batches from shuffled epochs, or independent draws with replacement.
     """
 
     epochs: int | None = None
     steps: int | None = None
     clip_value: float | None = None
     clip_algorithm: Literal["norm", "value"] = "norm"
+    sampling: Literal["epochs", "replacement"] = "epochs"
 
     def num_steps(self, sizes: Tensor, batch_size: int) -> Tensor:
         """Local steps of each client [C]."""
@@ -191,20 +193,17 @@ class LocalEngine(ABC):
 
     def _batches(self, cohort: Cohort, whole: bool = False) -> Iterator[tuple[BatchPlan, Any]]:
         """Plans and batches of a cohort's local work, or of one pass over its data."""
-        indices, _ = self.data.client_indices(cohort.ids)
-        device = cohort.values.device
-        ids = cohort.ids.to(device)
-        number = cohort.round.number
-        sizes = cohort.num_examples
-        schedule = LocalSchedule(
-            indices.to(device),
-            sizes,
-            steps_per_epoch_of(sizes, self.data.batch_size) if whole else cohort.num_steps,
-            self.data.batch_size,
-            client_keys(ids, self.seed, "shuffle", number),
-            client_keys(ids, self.seed, "augment", number) if self.data.has_random_transforms else None,
-            shuffle=not whole,
-        )
+        device, number, sizes = cohort.values.device, cohort.round.number, cohort.num_examples
+        ids, batch_size = cohort.ids.to(device), self.data.batch_size
+        indices = self.data.client_indices(cohort.ids)[0].to(device)
+        steps = steps_per_epoch_of(sizes, batch_size) if whole else cohort.num_steps
+        keys = client_keys(ids, self.seed, "shuffle", number)
+        augment = client_keys(ids, self.seed, "augment", number) if self.data.has_random_transforms else None
+        schedule: Iterable[BatchPlan]
+        if self.work.sampling == "replacement" and not whole:
+            schedule = ReplacementSchedule(indices, sizes, steps, batch_size, keys, augment)
+        else:
+            schedule = LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=not whole)
         plans, feed = itertools.tee(schedule)
         batches = self.data.batches((plan.indices, plan.keys) for plan in feed)
         return ((plan, self.model.convert(batch)) for plan, batch in zip(plans, batches, strict=True))

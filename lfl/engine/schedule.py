@@ -81,12 +81,13 @@ class LocalSchedule:
                 yield BatchPlan(step, active, size == distinct[-1], rows, indices, keys)
 
     def _reshuffle(self, rows: slice | Tensor, epochs: Tensor) -> None:
+        indices = self._indices[rows]
         if not self._shuffle:
-            self._order[rows] = self._indices[rows]
+            self._order[rows] = indices
             return
-        keys = fold(self._shuffle_keys[rows], epochs.to(self._indices.device))
-        draws = random_bits(keys, self._indices.shape[1]).masked_fill(self._beyond[rows], _LAST)
-        self._order[rows] = self._indices[rows].gather(1, draws.argsort(dim=1, stable=True))
+        keys = fold(self._shuffle_keys[rows], epochs.to(indices.device))
+        draws = random_bits(keys, indices.shape[1]).masked_fill(self._beyond[rows], _LAST)
+        self._order[rows] = indices.gather(1, draws.argsort(dim=1, stable=True))
 
     def _take(
         self, rows: slice | Tensor, offsets: np.ndarray, size: int, epochs: np.ndarray
@@ -102,6 +103,41 @@ class LocalSchedule:
         columns = (torch.from_numpy(offsets)[:, None] + torch.arange(size)).to(device)
         epoch_keys = fold(self._augment_keys[rows], torch.from_numpy(epochs).to(device))
         return indices, epoch_keys[:, None] + columns
+
+
+class ReplacementSchedule:
+    """Independent draws with replacement: every batch of every client has ``batch_size`` examples.
+
+    Args:
+        indices: positions of each client's examples [C, n_max], padded.
+        sizes: how many there are [C] (CPU).
+        num_steps: local steps [C] (CPU), descending.
+        batch_size: b.
+        keys: one key per client [C], on the device of ``indices``.
+        augment_keys: likewise; None where nothing is augmented.
+    """
+
+    def __init__(
+        self,
+        indices: Tensor,
+        sizes: Tensor,
+        num_steps: Tensor,
+        batch_size: int,
+        keys: Tensor,
+        augment_keys: Tensor | None,
+    ) -> None:
+        self._batch_size = batch_size
+        self._active = (num_steps.numpy() > np.arange(int(num_steps.max()))[:, None]).sum(axis=1)
+        # Of 63 bits: the bias towards small positions is below 1e-12.
+        draws = random_bits(keys, len(self._active) * batch_size) % sizes.to(indices.device)[:, None]
+        self._order = indices.gather(1, draws)
+        self._keys = None if augment_keys is None else augment_keys[:, None] + torch.arange(draws.shape[1]).to(draws)
+
+    def __iter__(self) -> Iterator[BatchPlan]:
+        for step, active in enumerate(self._active.tolist()):
+            columns = slice(step * self._batch_size, (step + 1) * self._batch_size)
+            keys = None if self._keys is None else self._keys[:active, columns]
+            yield BatchPlan(step, active, True, slice(0, active), self._order[:active, columns], keys)
 
 
 def _plan(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

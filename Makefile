@@ -1,0 +1,23 @@
+PYTHON ?= python
+
+.PHONY: help check test slow docs bench
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+check:  ## lint, format, types
+	ruff check .
+	ruff format --check .
+	mypy
+
+test:  ## all tests but the slow ones
+	$(PYTHON) -m pytest --quiet
+
+slow:  ## the slow tests
+	$(PYTHON) -m pytest --quiet -m "slow and not gpu"
+
+docs:  ## run every command and every block of Python in README and docs, and every config
+	$(PYTHON) -m pytest --quiet tests/test_docs.py tests/test_configs.py
+
+bench:  ## accuracy, bytes and seconds of the methods, in one table
+	$(PYTHON) tools/compare.py
