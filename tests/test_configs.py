@@ -18,12 +18,16 @@ REPOSITORY = Path(__file__).parent.parent
 SWEEP = "configs/sweeps/ssf.yaml"
 CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").rglob("*.yaml"))
 RUNNABLE = [name for name in CONFIGS if name != SWEEP]
-FEWER = (
-    "--trainer.accelerator=cpu --trainer.max_rounds=2 --trainer.check_val_every_n_rounds=2 "
-    "--trainer.participation.clients_per_round=2 --trainer.local_epochs=1 --trainer.enable_progress_bar=false"
-).split()
+FEWER = [
+    "--trainer.accelerator=cpu",
+    "--trainer.max_rounds=2",
+    "--trainer.check_val_every_n_rounds=2",
+    "--trainer.participation.clients_per_round=2",
+    "--trainer.local_epochs=1",
+    "--trainer.enable_progress_bar=false",
+]
 # The published sets are replaced by a few random images, which 100 clients cannot share.
-FEW_IMAGES = "--data.num_clients=4 --data.batch_size=4 --trainer.engine=sequential".split()
+FEW_IMAGES = ["--data.num_clients=4", "--data.batch_size=4", "--trainer.engine=sequential"]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,8 +13,8 @@ import pytest
 from lfl.__main__ import main
 
 REPOSITORY = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))]
-FEWER = "--trainer.accelerator=cpu --trainer.enable_progress_bar=false".split()
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/extending.md", "docs/methods.md"]
+FEWER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 FEWER_ROUNDS = [*FEWER, "--trainer.max_rounds=2", "--trainer.check_val_every_n_rounds=2"]
 SET_UP = "python3 -m venv .venv && .venv/bin/pip install"
 
@@ -98,8 +98,8 @@ def test_every_block_runs_in_order(document: str, monkeypatch: pytest.MonkeyPatc
 def test_ci_takes_the_first_two_commands_from_readme() -> None:
     bash = shutil.which("bash")
     assert bash is not None
-    printed = subprocess.run([bash, ".ci/run", "--print"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    main_job, tests = printed.splitlines()
+    printed = subprocess.run([bash, ".ci/run", "--print"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    main_job, tests = printed.stdout.splitlines()
     script = (REPOSITORY / ".ci/run").read_text()
     assert [main_job, tests] == commands("README.md")[:2]
     assert main_job == f"{SET_UP} --quiet . && .venv/bin/lfl fit --config configs/ssf.yaml"

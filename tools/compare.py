@@ -73,6 +73,11 @@ class Setting:
     reuse: bool
     overrides: dict[str, object]
 
+    @property
+    def network(self) -> str:
+        """The backbone's class."""
+        return str(self.overrides["model.init_args.backbone"]).rpartition(".")[2]
+
     def run(self, method: Method, lr: float, seed: int, **overrides: object) -> RunFolder:
         """One run, or the same one of an earlier call where ``reuse`` allows it."""
         settings = {**self.overrides, **method.overrides, "trainer.max_rounds": self.rounds, "seed_everything": seed}
@@ -138,7 +143,8 @@ def time_engines(setting: Setting, results: Iterable[Result], rounds: int, repea
 def tabulate(results: list[Result], setting: Setting, tuned: bool) -> Table:
     """The table that is printed."""
     table = Table(
-        f"MNIST-5000, 100 clients by Dirichlet(0.1), 10 per round; {setting.rounds} rounds, {setting.seeds} seed(s)",
+        f"MNIST-5000, {setting.network}, 100 clients by Dirichlet(0.1), 10 per round; {setting.rounds} rounds, "
+        f"{setting.overrides['trainer.local_epochs']} local epoch(s), {setting.seeds} seed(s)",
         ["method", "lr", "accuracy %", "MB up", "MB down", "MB up / round", "s / round seq.", "s / round vec."],
     )
     for result in results:
@@ -198,6 +204,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lr", type=float, nargs="+", default=[0.05], help="one for all, or a grid")
+    parser.add_argument("--backbone", default="lfl.models.McMahanCNN", help="class path of the network")
+    parser.add_argument("--local_epochs", type=int, default=1)
     parser.add_argument("--engine", choices=ENGINES, default="sequential", help="of the runs that give accuracy")
     parser.add_argument("--timed_rounds", type=int, default=4, help="rounds timed in a run, after one to warm up")
     parser.add_argument("--timed_repeats", type=int, default=3, help="such runs for each method and engine")
@@ -208,13 +216,14 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.rounds, options.seeds, options.timed_rounds, options.timed_repeats = 3, 1, 1, 1
+        options.backbone = "lfl.models.MLP"
     return options
 
 
-def common_overrides(quick: bool) -> dict[str, object]:
+def common_overrides(backbone: str, local_epochs: int) -> dict[str, object]:
     """The experiment, whatever the config files say."""
-    overrides: dict[str, object] = {
-        "model.init_args.backbone": "lfl.models.MLP" if quick else "lfl.models.McMahanCNN",
+    return {
+        "model.init_args.backbone": backbone,
         "data.init_args.source": "lfl.data.MNIST5000",
         "data.init_args.partitioner": "lfl.data.DirichletPartitioner",
         "data.init_args.partitioner.init_args.alpha": 0.1,
@@ -223,16 +232,14 @@ def common_overrides(quick: bool) -> dict[str, object]:
         "optimizer": "torch.optim.SGD",
         "trainer.participation": "lfl.participation.UniformParticipation",
         "trainer.participation.init_args.clients_per_round": 10,
-        "trainer.local_epochs": 1,
-        "trainer.logger": True,
+        "trainer.local_epochs": local_epochs,
         "trainer.checkpoint": "null",
     }
-    return overrides
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    overrides = common_overrides(options.quick)
+    overrides = common_overrides(options.backbone, options.local_epochs)
     setting = Setting(
         options.configs, options.output, options.rounds, options.engine, options.seeds, options.reuse, overrides
     )

@@ -5,10 +5,11 @@
     python tools/kill_test.py --subprocess --kills 5        # the real command line, seconds a start
 
 For each combination one run of ``lfl fit`` goes through, and another is killed again and again (SIGKILL), each time
-continued by ``--ckpt_path last``, or started anew while there is no checkpoint. When it is through, its metrics.csv, its
-last checkpoint (server, optimizer, callbacks, ledger, ...) and the clients' rows must be those of the unbroken run. A
-run that is through before it was killed often enough is followed by another. Checkpoints are written every round, so
-that many instants fall into one; how many did is counted by the unfinished file they leave.
+continued by ``--ckpt_path last``, or started anew while there is no checkpoint. When it is through, its metrics.csv,
+its last checkpoint (server, optimizer, callbacks, ledger, ...) and the clients' rows must be those of the unbroken run. A
+run that is through before it was killed often enough is followed by another. The instants are random: a fifth while the
+run starts, two fifths anywhere in its rounds, two fifths from when the file of a checkpoint appears; how many fell into
+the writing of one is counted by the unfinished files they left.
 
 A run is a fork of this process, which has imported everything: a real process, with a real end, without the seconds of
 an import. ``--subprocess`` starts ``python -m lfl`` instead. The instants come from ``--seed`` and the machine's
@@ -22,6 +23,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,8 +37,9 @@ from typing import Any, Protocol
 import torch
 from report import Table
 from torch import Tensor
+from typing_extensions import override
 
-from lfl.checkpoint import CheckpointError, find_last, load_checkpoint
+from lfl.checkpoint import find_last, load_checkpoint
 from lfl.cli import FederatedCLI
 from lfl.state import ClientStore
 
@@ -50,15 +53,27 @@ METHODS: dict[str, list[str]] = {
 }
 ENGINES = ("sequential", "vectorized")
 STATES = ("host", "memmap")
-_COMMON = """
-fit --model=lfl.models.Classifier --model.backbone=lfl.models.MLP --model.backbone.in_features=64
---model.backbone.hidden=[128] --model.lr=0.1
---data=lfl.data.FederatedDataModule --data.source=lfl.data.Digits --data.partitioner=lfl.data.DirichletPartitioner
---data.partitioner.alpha=0.3 --data.num_clients=30 --data.batch_size=8
---trainer.accelerator=cpu --trainer.participation.clients_per_round=8 --trainer.aggregator.weighting=uniform
---trainer.check_val_every_n_rounds=3 --trainer.enable_progress_bar=false
---trainer.checkpoint.every_n_rounds=1 --trainer.checkpoint.monitor=val_acc
-""".split()
+_COMMON = [
+    "fit",
+    "--model=lfl.models.Classifier",
+    "--model.backbone=lfl.models.MLP",
+    "--model.backbone.in_features=64",
+    "--model.backbone.hidden=[128]",
+    "--model.lr=0.1",
+    "--data=lfl.data.FederatedDataModule",
+    "--data.source=lfl.data.Digits",
+    "--data.partitioner=lfl.data.DirichletPartitioner",
+    "--data.partitioner.alpha=0.3",
+    "--data.num_clients=30",
+    "--data.batch_size=8",
+    "--trainer.accelerator=cpu",
+    "--trainer.participation.clients_per_round=8",
+    "--trainer.aggregator.weighting=uniform",
+    "--trainer.check_val_every_n_rounds=3",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.checkpoint.every_n_rounds=1",
+    "--trainer.checkpoint.monitor=val_acc",
+]
 
 
 class Process(Protocol):
@@ -71,7 +86,7 @@ class Process(Protocol):
         """Wait; the exit code, or None if it still runs."""
 
 
-class Forked:
+class Forked(Process):
     """A run in a fork of this process.
 
     Args:
@@ -83,15 +98,17 @@ class Forked:
         self._process = get_context("fork").Process(target=_run_here, args=(arguments, log))
         self._process.start()
 
+    @override
     def kill(self) -> None:
         self._process.kill()
 
+    @override
     def join(self, timeout: float | None = None) -> int | None:
         self._process.join(timeout)
         return self._process.exitcode
 
 
-class Spawned:
+class Spawned(Process):
     """``python -m lfl``.
 
     Args:
@@ -106,9 +123,11 @@ class Spawned:
             command = [sys.executable, "-m", "lfl", *arguments]
             self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
 
+    @override
     def kill(self) -> None:
         self._process.kill()
 
+    @override
     def join(self, timeout: float | None = None) -> int | None:
         try:
             return self._process.wait(timeout)
@@ -149,20 +168,23 @@ class Killer:
 
     def __init__(self, arguments: list[str], start: Start, folder: Path, draws: random.Random) -> None:
         self._arguments, self._start, self._folder, self._draws = arguments, start, folder, draws
+        self._startup, self._gap = 0.0, 0.0
 
     def test(self, kills: int) -> tuple[Tally, list[str]]:
         """Kill ``kills`` times; what differs from the unbroken run, if anything."""
         unbroken, tally = self._folder / "unbroken", Tally()
-        begun = time.perf_counter()
-        self._finish(self._launch(unbroken, None))
-        tally.seconds = time.perf_counter() - begun
-        setup = self._seconds_before_rounds(unbroken, begun)
-        # Long enough to get somewhere, short enough to be killed often; starting up is hit as often as it lasts.
-        longest = setup + 2 * (tally.seconds - setup) / max(kills, 1)
+        begun = time.time()
+        process = self._launch(unbroken)
+        self._until(process, lambda: _checkpoints(unbroken))
+        self._startup = time.time() - begun
+        self._finish(process)
+        tally.seconds = time.time() - begun
+        # Long enough to get somewhere, short enough to be killed often.
+        self._gap = 2 * (tally.seconds - self._startup) / max(kills, 1)
         found: list[str] = []
         while tally.kills < kills:
             root = self._folder / f"broken_{tally.finished}"
-            self._break_until_done(root, kills, longest, tally)
+            self._break_until_done(root, kills, tally)
             differences = compare(unbroken, root)
             found += differences
             tally.finished += 1
@@ -170,40 +192,58 @@ class Killer:
                 shutil.rmtree(root)
         return tally, found
 
-    def _break_until_done(self, root: Path, kills: int, longest: float, tally: Tally) -> None:
-        while True:
-            last = _last_checkpoint(root)
-            process = self._launch(root, last)
-            if tally.kills == kills:
-                self._finish(process)
-                return
-            code = process.join(self._draws.uniform(0, longest))
-            if code is not None:
-                self._finish(process)
-                return
+    def _break_until_done(self, root: Path, kills: int, tally: Tally) -> None:
+        while tally.kills < kills:
+            known = _checkpoints(root)
+            process = self._launch(root)
+            self._await_instant(process, root, known)
             process.kill()
-            if process.join() == 0:  # it was through in between
+            code = process.join()
+            if code != -signal.SIGKILL:  # it was through, or failed, before
+                self._finish(process)
                 return
             tally.kills += 1
-            tally.in_checkpoint += any(root.glob("*/checkpoints/.*.tmp"))
-            tally.before_checkpoint += _last_checkpoint(root) is None
-            for leftover in root.glob("*/checkpoints/.*.tmp"):
+            tally.in_checkpoint += bool(_unfinished(root))
+            tally.before_checkpoint += not _checkpoints(root)
+            for leftover in _unfinished(root):
                 leftover.unlink()  # or the next kill would count it again
+        self._finish(self._launch(root))
 
-    def _launch(self, root: Path, checkpoint: Path | None) -> Process:
+    def _await_instant(self, process: Process, root: Path, known: set[Path]) -> None:
+        """Until a random instant: while it starts, anywhere in its rounds, or within the writing of a checkpoint."""
+        kind = self._draws.choices(("start", "rounds", "checkpoint"), (1, 2, 2))[0]
+        if kind == "start":
+            process.join(self._draws.uniform(0, self._startup))
+            return
+        # Counted from the first checkpoint of its own, however long the machine takes to get there.
+        self._until(process, lambda: _checkpoints(root) - known)
+        if kind == "rounds":
+            process.join(self._draws.uniform(0, self._gap))
+            return
+        self._until(process, lambda: _unfinished(root))
+        time.sleep(self._draws.uniform(0, 0.003))
+
+    def _until(self, process: Process, is_due: Callable[[], object]) -> None:
+        while not is_due() and process.join(0.0002) is None:
+            pass
+
+    def _launch(self, root: Path) -> Process:
         root.mkdir(parents=True, exist_ok=True)
         arguments = [*self._arguments, f"--trainer.default_root_dir={root}"]
-        return self._start(arguments + (["--ckpt_path=last"] if checkpoint else []), root / "log.txt")
+        return self._start(arguments + ["--ckpt_path=last"] * bool(_checkpoints(root)), root / "log.txt")
 
     def _finish(self, process: Process) -> None:
         if code := process.join():
             logs = sorted(self._folder.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
             raise RuntimeError(f"A run ended with exit code {code}:\n{logs[-1].read_text()[-3000:]}")
 
-    def _seconds_before_rounds(self, root: Path, begun: float) -> float:
-        """From the start to the partition, the last thing that is written before the rounds."""
-        written = find_last(root).parent.parent / "partition.pt"
-        return max(0.0, written.stat().st_mtime - (time.time() - (time.perf_counter() - begun)))
+
+def _checkpoints(root: Path) -> set[Path]:
+    return set(root.glob("run_*/checkpoints/last.ckpt"))
+
+
+def _unfinished(root: Path) -> list[Path]:
+    return list(root.glob("run_*/checkpoints/.*.tmp"))
 
 
 def compare(one: Path, other: Path) -> list[str]:
@@ -215,8 +255,8 @@ def compare(one: Path, other: Path) -> list[str]:
         found.append("metrics.csv")
     states = [load_checkpoint(path) for path in (first, second)]
     rows = [client_rows(state.pop("store"), path) for state, path in zip(states, (first, second), strict=True)]
-    found += differing(*states)
-    return found + differing(*rows, "clients")
+    found += differing(states[0], states[1])
+    return found + differing(rows[0], rows[1], "clients")
 
 
 def client_rows(shards: list[dict[str, Any]], path: Path) -> dict[str, Tensor]:
@@ -245,13 +285,6 @@ def _bits(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.shape, value.contiguous().numpy().tobytes()
     return repr(value) if isinstance(value, float) else value  # nan is nan
-
-
-def _last_checkpoint(root: Path) -> Path | None:
-    try:
-        return find_last(root)
-    except CheckpointError:
-        return None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -70,6 +70,6 @@ class FedAvgLoop:
                 x, y = self.data.gather(batch)
                 loss = F.cross_entropy(self.model(x), y)
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
         return parameters_to_vector(self.model.parameters()).detach() - self.vector

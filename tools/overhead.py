@@ -52,7 +52,7 @@ class TakeTurns(FederatedCallback):
         started = time.perf_counter()
         expected = self.loop.run_round(round.number)
         self.loop_seconds.append(time.perf_counter() - started)
-        self.trainer_seconds.append(round.metrics["time/train_s"])
+        self.trainer_seconds.append(float(round.metrics["time/train_s"]))
         difference = float((round.trainer.server.vector - expected).abs().max())
         self.largest_difference = max(self.largest_difference, difference)
 

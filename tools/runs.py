@@ -44,7 +44,7 @@ def fit(config: Path, overrides: dict[str, object], root: Path) -> RunFolder:
             cli = FederatedCLI(args=arguments)
     except SystemExit as error:
         raise RuntimeError(f"`lfl {' '.join(arguments)}` failed: {said.getvalue().strip()}") from error
-    return RunFolder(Path(cli.trainer.log_dir))
+    return RunFolder(Path(str(cli.trainer.log_dir)))
 
 
 def newest(root: Path) -> RunFolder | None:
