@@ -90,9 +90,9 @@ def _normal(key: Tensor, shape: tuple[int, ...], options: dict[str, Any]) -> Ten
     """Box-Muller."""
     count = math.prod(shape)
     first, second = uniform(key, 2 * count, torch.float64).split(count, dim=-1)
-    drawn = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()
+    drawn: Tensor = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()
     dtype: torch.dtype = options.get("dtype") or torch.get_default_dtype()
-    return drawn.to(dtype).reshape(shape)
+    return drawn.reshape(shape).to(dtype)
 
 
 _REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {

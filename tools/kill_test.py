@@ -6,10 +6,10 @@
 
 For each combination one run of ``lfl fit`` goes through, and another is killed again and again (SIGKILL), each time
 continued by ``--ckpt_path last``, or started anew while there is no checkpoint. When it is through, its metrics.csv,
-its last checkpoint (server, optimizer, callbacks, ledger, ...) and the clients' rows must be those of the unbroken run. A
-run that is through before it was killed often enough is followed by another. The instants are random: a fifth while the
-run starts, two fifths anywhere in its rounds, two fifths from when the file of a checkpoint appears; how many fell into
-the writing of one is counted by the unfinished files they left.
+its last checkpoint (server, optimizer, callbacks, ledger, ...) and the clients' rows must be those of the unbroken run.
+A run that is through before it was killed often enough is followed by another. The instants are random: a fifth while
+the run starts, two fifths anywhere in its rounds, two fifths from when the file of a checkpoint appears; how many fell
+into the writing of one is counted by the unfinished files they left.
 
 A run is a fork of this process, which has imported everything: a real process, with a real end, without the seconds of
 an import. ``--subprocess`` starts ``python -m lfl`` instead. The instants come from ``--seed`` and the machine's

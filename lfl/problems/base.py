@@ -24,7 +24,7 @@ class ProblemData(FederatedData):
     """
 
     num_classes = 0
-    has_random_transforms = False  # type: ignore[assignment]  # a property of the base
+    has_random_transforms = False
     examples: tuple[Tensor, ...]
 
     def __init__(self, num_clients: int, examples_per_client: int, batch_size: int) -> None:

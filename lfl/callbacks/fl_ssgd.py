@@ -1,0 +1,61 @@
+"""FL-SSGD: every client sends its gradient on its own random coordinates.
+
+"Communication-efficient Subspace Methods for High-dimensional Federated Learning", Algorithm 1.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback
+from lfl.comm import Payload
+from lfl.randomness import client_keys
+from lfl.round import Cohort, Round
+from lfl.subspace.subsets import check_expected, random_subsets
+from lfl.vector import ParameterVector
+
+
+class FLSSGD(FederatedCallback):
+    """Uploads ``tau_i`` of D coordinates of the update, E tau_i = l_i; the server scales by D/l_i: unbiased.
+
+    ``x+ = x - alpha sum_i w_i (D/l_i) P_i (P_i^T P_i)^-1 P_i^T g_i`` with P_i random columns of the identity, when local
+    work is one step of plain SGD with rate alpha (``local_steps: 1``); with more steps the movement is subsampled.
+    Clients and server draw the coordinates from the seed: no indices travel. ``l = D`` is FedAvg. No state.
+
+    Args:
+        l: expected number of coordinates, one for all clients or a list; need not be whole.
+    """
+
+    linear = False  # every client has its own coordinates: decoded before averaging
+
+    def __init__(self, l: float | list[float]) -> None:  # noqa: E741  # the paper's letter
+        self.l = l
+
+    @override
+    def check(self, layout: ParameterVector) -> None:
+        values = self.l if isinstance(self.l, list) else [self.l]
+        check_expected(values, layout.dim, len(values))
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._expected = check_expected(self.l, trainer.layout.dim, trainer.num_clients)
+
+    @override
+    def encode(self, cohort: Cohort, payload: Payload) -> Payload:
+        rows = payload.values
+        masks = self.masks(cohort, rows.shape[1])
+        scale = rows.shape[1] / self._expected[cohort.ids].to(rows)
+        bits = masks.sum(dim=1) * rows.element_size() * 8
+        return Payload(rows * masks * scale[:, None], bits)
+
+    def masks(self, cohort: Cohort, dim: int) -> Tensor:
+        """The coordinates of each client in this round, [C, dim] (bool)."""
+        device = cohort.values.device
+        keys = client_keys(cohort.ids.to(device), cohort.round.trainer.seed, "fl-ssgd", cohort.round.number)
+        return random_subsets(keys, self._expected[cohort.ids].to(device), dim)
+
+    @override
+    def decode(self, round: Round, values: Tensor) -> Tensor:
+        return values  # scattered and scaled where it was encoded; what travelled is counted there

@@ -1,0 +1,147 @@
+"""FL-SSVRG: variance reduction with projections of the clients' full gradients, kept by the clients.
+
+"Communication-efficient Subspace Methods for High-dimensional Federated Learning", Algorithm 2, with equation (8)'s
+scale D/l of the stored part: line 11 prints D/l_i, which is biased.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jsonargparse.typing import PositiveInt
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.comm import Payload
+from lfl.randomness import client_keys
+from lfl.round import Cohort, Round
+from lfl.subspace.subsets import check_expected, random_subsets, subset_sizes
+from lfl.vector import ParameterVector
+
+_SLOT = "fl-ssvrg/projections"
+
+
+class FLSSVRG(FederatedCallback):
+    """Epochs of K rounds around a reference point x_0; local work is one step of plain SGD with rate alpha.
+
+    The first round of an epoch sends ``P_0^T G_i`` of the full local gradient G_i at x_0 and stores ``P_k^T G_i`` for the
+    others, P_k shared by all. In round k a client sends, on its own coordinates P_ki, the difference of its stochastic
+    gradients at x_k and at x_0, and the stored ``P_k^T G_i``:
+    ``g = sum_i w_i [ (D/l_i) Pi_ki (grad F(x_k) - grad F(x_0)) + (D/l) Pi_k G_i ]``.
+
+    State: a client keeps sum_k tau_k floats; the server x_0. Up: tau_0, then tau_k + tau_ki. Participants must stay for
+    an epoch: ``UniformParticipation(rounds_per_draw=K)``, or all clients.
+
+    Args:
+        l: expected size of the shared subsets.
+        l_i: expected size of a client's own, one for all or a list.
+        epoch_rounds: K.
+    """
+
+    linear = False
+
+    def __init__(self, l: float, l_i: float | list[float], epoch_rounds: PositiveInt) -> None:  # noqa: E741
+        self.l, self.l_i, self.epoch_rounds = l, l_i, epoch_rounds
+        self.reference = torch.empty(0)
+
+    @override
+    def check(self, layout: ParameterVector) -> None:
+        check_expected(self.l, layout.dim, 1)
+        values = self.l_i if isinstance(self.l_i, list) else [self.l_i]
+        check_expected(values, layout.dim, len(values), "l_i")
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._trainer, self._dim = trainer, trainer.layout.dim
+        self._expected = check_expected(self.l_i, self._dim, trainer.num_clients, "l_i")
+        self.reference = torch.zeros_like(trainer.server.vector)
+        self._width = math.ceil(self.l) * (self.epoch_rounds - 1)  # sum_k tau_k, where l is whole
+        trainer.store.declare(_SLOT, self._width, trainer.layout.dtype)
+
+    @override
+    def on_round_start(self, round: Round) -> None:
+        if self._position(round) == 0:
+            self.reference = round.server.clone()
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        if self._position(cohort.round) == 0:
+            return cohort.full_gradient
+        reference = self.reference
+
+        def difference(params: Tensor) -> Tensor:
+            now = gradient(params)
+            return now.sub_(gradient(reference.expand(len(params), -1)))
+
+        return difference
+
+    @override
+    def encode(self, cohort: Cohort, payload: Payload) -> Payload:
+        rows, store = payload.values, self._trainer.store
+        epoch, position = self._epoch(cohort.round), self._position(cohort.round)
+        scale = self._dim / self.l
+        bits_per_float = rows.element_size() * 8
+        if position == 0:
+            gradients = -rows / cohort.step_scale()
+            stored = [gradients[:, self.shared_mask(epoch, k)] for k in range(1, self.epoch_rounds)]
+            if stored:
+                kept = torch.cat(stored, dim=1)
+                store.scatter(_SLOT, cohort.ids, nn.functional.pad(kept, (0, self._width - kept.shape[1])))
+            mask = self.shared_mask(epoch, 0)
+            return Payload(rows * mask * scale, int(mask.sum()) * bits_per_float)
+        own = self.own_masks(cohort)
+        own_scale = self._dim / self._expected[cohort.ids].to(rows)
+        shared = self.shared_mask(epoch, position)
+        projected = torch.zeros_like(rows)
+        projected[:, shared] = store.gather(_SLOT, cohort.ids)[:, self._stored_part(epoch, position)]
+        values = rows * own * own_scale[:, None] - cohort.step_scale() * scale * projected
+        return Payload(values, (own.sum(dim=1) + shared.sum()) * bits_per_float)
+
+    @override
+    def decode(self, round: Round, values: Tensor) -> Tensor:
+        return values  # scattered and scaled where it was encoded; what travelled is counted there
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"reference": self.reference.cpu()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.reference = state_dict["reference"].to(self.reference)
+
+    def shared_mask(self, epoch: int, position: int) -> Tensor:
+        """The coordinates P_k that all clients share in a round of an epoch, [D] (bool)."""
+        return random_subsets(self._shared_key(epoch, position), self._shared_size(), self._dim)[0]
+
+    def own_masks(self, cohort: Cohort) -> Tensor:
+        """The coordinates P_ki of each client in this round, [C, D] (bool)."""
+        device = cohort.values.device
+        keys = client_keys(cohort.ids.to(device), self._trainer.seed, "fl-ssvrg", cohort.round.number)
+        return random_subsets(keys, self._expected[cohort.ids].to(device), self._dim)
+
+    def _epoch(self, round: Round) -> int:
+        return (round.number - 1) // int(self.epoch_rounds)
+
+    def _position(self, round: Round) -> int:
+        return (round.number - 1) % int(self.epoch_rounds)
+
+    def _shared_key(self, epoch: int, position: int) -> Tensor:
+        device = self._trainer.device
+        return client_keys(
+            torch.zeros(1, dtype=torch.int64, device=device), self._trainer.seed, "ssvrg", epoch, position
+        )
+
+    def _shared_size(self) -> Tensor:
+        return torch.tensor([self.l], dtype=torch.float64, device=self._trainer.device)
+
+    def _stored_sizes(self, epoch: int) -> Tensor:
+        """tau_k of the rounds 1 to K - 1 of an epoch."""
+        keys = torch.cat([self._shared_key(epoch, k) for k in range(1, self.epoch_rounds)] or [torch.empty(0).long()])
+        return subset_sizes(keys, self._shared_size().expand(len(keys)))
+
+    def _stored_part(self, epoch: int, position: int) -> slice:
+        ends = self._stored_sizes(epoch).cumsum(0).tolist()
+        return slice(ends[position - 2] if position > 1 else 0, ends[position - 1])

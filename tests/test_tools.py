@@ -1,0 +1,134 @@
+"""The tools run; the loop by hand gives the trainer's bits."""
+
+import csv
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+TOOLS = Path(__file__).parent.parent / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a tool as it imports its neighbours."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize(("name", "rounds"), [("mlp", 6), ("cnn", 2)])
+def test_trainer_equals_the_loop_by_hand_bit_for_bit(tool, name, rounds, weighted):
+    turns = tool("overhead").measure(name, rounds, weighted)
+    assert len(turns.loop_seconds) == rounds
+    assert turns.largest_difference == 0.0
+
+
+def test_the_loop_notices_another_seed(tool):
+    overhead = tool("overhead")
+    model, data = overhead.model_and_data("mlp")
+    data.setup("fit")
+    start = model.backbone.state_dict()
+    vectors = []
+    for seed in (0, 0, 1):
+        model.backbone.load_state_dict({name: value.clone() for name, value in start.items()})
+        vectors.append(tool("loop_baseline").FedAvgLoop(model.backbone, data, lr=0.1, seed=seed).run_round(1))
+    assert torch.equal(vectors[0], vectors[1])
+    assert not torch.equal(vectors[0], vectors[2])
+
+
+def test_a_table_is_written_as_csv_and_markdown(tool, tmp_path):
+    table = tool("report").Table("A title", ["method", "value"])
+    table.add("one, two", "3")
+    table.write(tmp_path / "new")
+    assert rows(tmp_path / "new" / "table.csv") == [{"method": "one, two", "value": "3"}]
+    text = (tmp_path / "new" / "table.md").read_text()
+    assert text == "**A title**\n\n| method | value |\n| --- | ---: |\n| one, two | 3 |\n"
+
+
+def test_killed_runs_equal_an_unbroken_one(tool, tmp_path, capfd):
+    arguments = ["--methods", "SCAFFOLD", "--engines", "sequential", "--states", "memmap", "--kills", "3"]
+    with pytest.raises(SystemExit) as ended:
+        tool("kill_test").main([*arguments, "--rounds", "6", "--output", str(tmp_path)])
+    assert ended.value.code == 0
+    (line,) = rows(tmp_path / "table.csv")
+    assert (line["kills"], line["differs"]) == ("3", "nothing")
+
+
+def test_what_differs_between_checkpoints_is_named(tool):
+    differing = tool("kill_test").differing
+    one = {"a": [torch.tensor([0.0, 1.0])], "nan": float("nan"), "seconds": 1.0, "only": 1}
+    other = {"a": [torch.tensor([-0.0, 1.0])], "nan": float("nan"), "seconds": 2.0}
+    assert differing(one, one) == []
+    assert differing(one, other) == ["a/0", "only"]
+    assert differing(other, one) == ["a/0", "only"]
+
+
+def test_a_partition_is_drawn_from_a_run(tool, tmp_path, capsys):
+    from lfl.data import FederatedDataModule
+
+    data = FederatedDataModule(num_clients=5)
+    data.setup("fit")
+    data.partition.save(tmp_path / "partition.pt")
+    settings = {"class_path": "lfl.data.FederatedDataModule", "init_args": {"num_clients": 5}}
+    (tmp_path / "config.yaml").write_text(json.dumps({"data": settings}))
+    tool("plot_partition").main([str(tmp_path)])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "partition.png")
+    assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missing_partition_is_one_line(tool, tmp_path):
+    with pytest.raises(SystemExit, match=r"^plot_partition: There is no partition at "):
+        tool("plot_partition").main([str(tmp_path)])
+
+
+def test_growth_is_told_with_its_numbers(tool):
+    grows = tool("scale").grows
+    assert grows("MB", [100.0, 104.0, 90.0], 0.05) == []
+    assert grows("MB", [100.0, 104.0, 106.0], 0.05) == [
+        "FAILED: MB: 100.00, 104.00, 106.00; 6.0 % more than the first, over 5 %"
+    ]
+
+
+def test_a_scale_job_runs_in_a_process_of_its_own(tool):
+    scale = tool("scale")
+    measured = scale.run_apart(scale.Job(clients=30, rounds=3, hidden=4))
+    assert len(measured.resident) == len(measured.seconds) == 3
+    assert measured.peak >= max(measured.resident) > 0
+    assert measured.state_bytes % (4 * measured.num_parameters) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
+def test_quick_comparison_has_a_line_for_each_method(tool, tmp_path, capsys):
+    tool("compare").main(["--quick", "--output", str(tmp_path)])
+    lines = rows(tmp_path / "table.csv")
+    assert [line["method"] for line in lines] == [m.name for m in tool("compare").METHODS]
+    sent = {line["method"]: float(line["MB up"].replace(",", "")) for line in lines}
+    assert sent["SSF 0.05"] < sent["SSF 0.2"] < sent["SSF 0.5"] < sent["FedAvg"] < sent["SCAFFOLD"]
+    assert all(float(line[f"s / round {engine}."]) > 0 for line in lines for engine in ("seq", "vec"))
+    assert (tmp_path / "curves.png").exists()
+    assert "SCAFFOLD" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_neither_clients_nor_rounds_cost_memory(tool, tmp_path):
+    sizes = ["--clients", "200", "2000", "--rounds", "60", "--repeats", "1", "--growth_rounds", "100"]
+    with pytest.raises(SystemExit) as ended:
+        tool("scale").main([*sizes, "--time_tolerance", "1", "--output", str(tmp_path)])
+    assert ended.value.code == 0

@@ -1,0 +1,65 @@
+"""Draw which classes the clients of a run have.
+
+    python tools/plot_partition.py runs/run_000
+    python tools/plot_partition.py runs/run_000/partition.pt --output partition.png
+
+Reads the run's ``partition.pt``, and the labels from the data source of the ``config.yaml`` beside it (``--config``
+names another). The picture goes into the run's folder as ``partition.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+from torch import Tensor
+
+from lfl.data import FederatedDataModule, Partition
+from lfl.data.sources import targets_of
+
+
+def labels_of(config: Path) -> Tensor:
+    """Labels of the whole training set that a run's config names [n].
+
+    Raises:
+        ValueError: its data is not a FederatedDataModule, or cannot be made.
+    """
+    settings = yaml.safe_load(config.read_text(encoding="utf-8")).get("data")
+    if not isinstance(settings, dict) or "class_path" not in settings:
+        raise ValueError(f"{config} names no data: it has no `data.class_path`.")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data: Any = parser.instantiate(parser.parse_object({"data": settings})).data
+    data.source.check()
+    return targets_of(data.source.load()[0])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, help="a run's folder, or a partition file")
+    parser.add_argument("--config", type=Path, help="config.yaml that says what the data is; beside the partition")
+    parser.add_argument("--output", type=Path, help="the picture; its suffix says the format")
+    options = parser.parse_args(arguments)
+    path = options.path / "partition.pt" if options.path.is_dir() else options.path
+    config = options.config or path.with_name("config.yaml")
+    output = options.output or path.with_name("partition.png")
+    try:
+        partition = Partition.load(path)
+        labels = labels_of(config)
+    except FileNotFoundError as error:
+        sys.exit(f"plot_partition: {error}")
+    except Exception as error:  # the parser wraps whatever a data set raises
+        sys.exit(f"plot_partition: {config}: {str(error).splitlines()[0]}")
+    partition.plot(labels, output)
+    print(output)
+
+
+if __name__ == "__main__":
+    main()
