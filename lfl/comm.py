@@ -29,6 +29,10 @@ class Payload:
         """Rows sent as they are."""
         return cls(values, dense_bits(values[0]) if len(values) else 0)
 
+    def bits_per_client(self) -> Tensor:
+        """Bits of each client [C]."""
+        return self.bits if isinstance(self.bits, Tensor) else torch.full((len(self.values),), self.bits)
+
     def total_bits(self) -> int:
         """Bits of all clients together."""
         return int(self.bits.sum()) if isinstance(self.bits, Tensor) else self.bits * len(self.values)

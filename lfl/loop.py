@@ -118,13 +118,19 @@ class FederatedLoop:
             rows = callback.decode(round, rows)
         weights = trainer.aggregator.weights(cohort.num_examples)
         trainer.aggregator.add(rows, weights)
+        sent = payload.bits_per_client()
         for name, extra in cohort.uploads.items():
             trainer.ledger.upload(name, Payload.dense(extra))
+            sent = sent + dense_bits(extra[0])
             round.accumulate(f"received/{name}", extra.sum(dim=0, dtype=torch.float64))
         for name, values in cohort.metrics.items():
             round.accumulate(f"metrics/{name}", values.sum())
         round.num_reported += len(cohort)
         round.reported.append(cohort.ids)
+        if trainer.system is not None:
+            bits = torch.zeros(len(round.clients), dtype=torch.float64)
+            bits[torch.searchsorted(round.clients, cohort.ids)] = sent.double().cpu()
+            round.accumulate("uplink_bits", bits.to(round.server.device))
         self._upload_buffers(cohort, weights)
 
     def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> None:
@@ -204,6 +210,9 @@ class FederatedLoop:
             round.log("clients_refused", float(round.num_refused))
         for name, value in trainer.ledger.metrics().items():
             round.log(name, value)
+        if trainer.system is not None and "uplink_bits" in round.sums:
+            trainer.uplink_seconds += trainer.system.uplink_seconds(round.clients, round.sums["uplink_bits"])
+            round.log("sim/uplink_time", trainer.uplink_seconds)
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
 

@@ -26,7 +26,13 @@ class System(ABC):
             bits: what each sent [M], float64.
         """
 
-    def check(self, num_clients: int) -> None:
+    @abstractmethod
+    def best_coordinates(
+        self, gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
+    ) -> list[float]:
+        """The l_i that minimise the bound on FL-SSGD's uplink time under this system."""
+
+    def check(self, num_clients: int) -> None:  # noqa: B027  # optional
         """Refuse settings that do not fit the number of clients; raises ValueError."""
 
 
@@ -52,6 +58,13 @@ class TimeSharing(System):
             )
 
     @override
+    def best_coordinates(
+        self, gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
+    ) -> list[float]:
+        rates = self.rates if isinstance(self.rates, list) else [self.rates] * len(weights)
+        return best_coordinates_time_sharing(gap, smoothness, gradient_bound, weights, rates, dim)
+
+    @override
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
         rates = torch.tensor(self.rates, dtype=torch.float64)
         return float((bits.cpu() / (rates[clients] if rates.dim() else rates)).sum())
@@ -70,6 +83,12 @@ class ChannelSharing(System):
         self.capacity, self.split = capacity, split
 
     @override
+    def best_coordinates(
+        self, gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
+    ) -> list[float]:
+        return list(best_coordinates_channel_sharing(gap, smoothness, gradient_bound, weights, dim))
+
+    @override
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
         waiting = bits.sum() if self.split == "optimal" else bits.max() * len(bits)
         return float(waiting) / float(self.capacity)
@@ -80,8 +99,8 @@ def best_coordinates_time_sharing(
 ) -> list[float]:
     """The l_i that minimise the bound (4) on FL-SSGD's uplink time, ``0 < l_i <= d``, real numbers.
 
-    Without the upper limit ``l_i = theta w_i sqrt(r_i)``, ``theta = d L n G^2 / (2 F0) sum_j w_j / sqrt(r_j)``. With it,
-    the clients with the largest ``w_i sqrt(r_i)`` sit at d; every number of them is tried.
+    Without the upper limit ``l_i = theta w_i sqrt(r_i)``, ``theta = d L n G^2 / (2 F0) sum_j w_j / sqrt(r_j)``. With
+    it, the clients with the largest ``w_i sqrt(r_i)`` sit at d; every number of them is tried.
 
     Args:
         gap: F0 = f(x_0) - f*.
@@ -105,7 +124,9 @@ def best_coordinates_time_sharing(
         chosen = dict.fromkeys(fixed, float(dim))
         chosen.update({i: min(theta * weights[i] * math.sqrt(rates[i]), float(dim)) for i in free})
         candidates.append([chosen[i] for i in range(len(weights))])
-    return min(candidates, key=lambda l: bound_time_sharing(l, gap, smoothness, gradient_bound, weights, rates, dim))
+    return min(
+        candidates, key=lambda found: bound_time_sharing(found, gap, smoothness, gradient_bound, weights, rates, dim)
+    )
 
 
 def best_coordinates_channel_sharing(
@@ -130,7 +151,7 @@ def best_coordinates_channel_sharing(
 
 
 def bound_time_sharing(
-    l: Sequence[float],  # noqa: E741
+    sizes: Sequence[float],
     gap: float,
     smoothness: float,
     gradient_bound: float,
@@ -139,12 +160,12 @@ def bound_time_sharing(
     dim: int,
 ) -> float:
     """Equation (4), times eps^2 / B."""
-    seconds = sum(value / rate for value, rate in zip(l, rates, strict=True))
-    return seconds * _rounds(l, gap, smoothness, gradient_bound, weights, dim)
+    seconds = sum(value / rate for value, rate in zip(sizes, rates, strict=True))
+    return seconds * _rounds(sizes, gap, smoothness, gradient_bound, weights, dim)
 
 
 def bound_channel_sharing(
-    l: Sequence[float],  # noqa: E741
+    sizes: Sequence[float],
     gap: float,
     smoothness: float,
     gradient_bound: float,
@@ -152,14 +173,14 @@ def bound_channel_sharing(
     dim: int,
 ) -> float:
     """Equation (5), times eps^2 C / B."""
-    return sum(l) * _rounds(l, gap, smoothness, gradient_bound, weights, dim)
+    return sum(sizes) * _rounds(sizes, gap, smoothness, gradient_bound, weights, dim)
 
 
 def _rounds(
-    l: Sequence[float], gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
-) -> float:  # noqa: E501, E741
+    sizes: Sequence[float], gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
+) -> float:
     factor = _variance_factor(smoothness, gradient_bound, len(weights), dim)
-    return float((gap + factor * sum(w**2 / value for w, value in zip(weights, l, strict=True))) ** 2)
+    return float((gap + factor * sum(w**2 / value for w, value in zip(weights, sizes, strict=True))) ** 2)
 
 
 def _variance_factor(smoothness: float, gradient_bound: float, count: int, dim: int) -> float:

@@ -36,6 +36,7 @@ from lfl.participation import Participation, UniformParticipation
 from lfl.settings import check_resumable, describe
 from lfl.signals import GracefulSignals
 from lfl.state import ClientStore
+from lfl.system import System
 
 _UNCALLED_HOOKS = (
     "on_train_batch_start",
@@ -74,6 +75,7 @@ class FederatedTrainer(LightningFacade):
         cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters.
         aggregator: from the clients' updates to one.
         server_optimizer: any torch optimizer; steps the model along the aggregate. SGD with lr 1 is FedAvg.
+        system: simulates how long uploads take, logged as sim/uplink_time; none for no simulation.
         client_state: where rows that belong to clients are kept: device, host memory, or files (memmap).
         buffers: BatchNorm statistics: averaged, kept by the server as they are, or kept by each client.
         gradient_clip_val: clip every local gradient, the algorithms' corrections included; none for no clipping.
@@ -107,6 +109,7 @@ class FederatedTrainer(LightningFacade):
         server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer] = lambda params: torch.optim.SGD(
             params, lr=1.0
         ),
+        system: System | None = None,
         client_state: Literal["device", "host", "memmap"] = "host",
         buffers: Literal["average", "server", "client"] = "average",
         gradient_clip_val: PositiveFloat | None = None,
@@ -129,6 +132,7 @@ class FederatedTrainer(LightningFacade):
         self.engine_name, self.cohort_size = engine, cohort_size
         self.work = LocalWork(local_epochs, local_steps, gradient_clip_val, gradient_clip_algorithm, local_sampling)
         self.aggregator, self.client_state, self.buffers = own(aggregator), client_state, buffers
+        self.system, self.uplink_seconds = system, 0.0
         self.on_nonfinite, self.check_val_every_n_rounds = on_nonfinite, check_val_every_n_rounds
         self.seed, self.checkpoint, self.default_root_dir = seed, own(checkpoint), Path(default_root_dir)
         self._server_optimizer = server_optimizer
@@ -317,6 +321,8 @@ class FederatedTrainer(LightningFacade):
     def _check_stack(self) -> None:
         """Refuse settings and combinations that have no meaning, before any work."""
         self.participation.check(self.num_clients)
+        if self.system is not None:
+            self.system.check(self.num_clients)
         owners = [type(c).__name__ for c in self.stack if overrides(c, "coordinates")]
         if len(owners) > 1:
             raise ValueError(
@@ -380,6 +386,7 @@ class FederatedTrainer(LightningFacade):
             "aggregator": describe(self.aggregator),
             "buffers": self.buffers,
             "on_nonfinite": self.on_nonfinite,
+            "system": describe(self.system),
             "callbacks": describe(self.stack),
             "optimizer": self.learning_rates.description,
             "server_optimizer": self.server.description,

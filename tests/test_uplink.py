@@ -283,3 +283,19 @@ def test_topk_keeps_the_largest_and_remembers_the_rest(tmp_path: Path) -> None:
     assert torch.equal(whole.server.vector, plain.server.vector)
     with pytest.raises(ValueError, match="`k=0` must be at least 1"):
         TopK(0)
+
+
+@pytest.mark.parametrize("system", [TimeSharing([100.0, 200.0, 300.0]), ChannelSharing(300.0)])
+def test_auto_takes_the_minimiser(system: Any, tmp_path: Path) -> None:
+    data = ProblemData(N, M, batch_size=1)
+    data.examples = (double(GOLDEN["A"]), double(GOLDEN["y"]))
+    callback = FLSSGD("auto", gap=1.0, smoothness=1.0, gradient_bound=1.0)
+    options = {"participation": FullParticipation(), "local_steps": 1, "max_rounds": 2, "system": system}
+    trainer = train([callback], tmp_path, RobustRegression(D, 2.0, lr=0.1), data, **options)
+    expected = system.best_coordinates(1.0, 1.0, 1.0, [1 / 3] * 3, D)
+    assert callback._expected.tolist() == pytest.approx(expected)
+    assert trainer.uplink_seconds == trainer.summary.last("sim/uplink_time")[0] > 0
+    with pytest.raises(ValueError, match="`l=auto` of FLSSGD needs `gap`"):
+        FLSSGD("auto")
+    with pytest.raises(ValueError, match="needs a `system`"):
+        train([callback], tmp_path, RobustRegression(D, 2.0, lr=0.1), data, **{**options, "system": None})

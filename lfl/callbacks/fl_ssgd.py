@@ -3,8 +3,9 @@
 "Communication-efficient Subspace Methods for High-dimensional Federated Learning", Algorithm 1.
 """
 
-from typing import Any
+from typing import Any, Literal
 
+from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
@@ -19,28 +20,52 @@ from lfl.vector import ParameterVector
 class FLSSGD(FederatedCallback):
     """Uploads ``tau_i`` of D coordinates of the update, E tau_i = l_i; the server scales by D/l_i: unbiased.
 
-    ``x+ = x - alpha sum_i w_i (D/l_i) P_i (P_i^T P_i)^-1 P_i^T g_i`` with P_i random columns of the identity, when local
-    work is one step of plain SGD with rate alpha (``local_steps: 1``); with more steps the movement is subsampled.
+    ``x+ = x - alpha sum_i w_i (D/l_i) P_i (P_i^T P_i)^-1 P_i^T g_i`` with P_i random columns of the identity, when
+    local work is one step of plain SGD with rate alpha (``local_steps: 1``); with more, the movement is subsampled.
     Clients and server draw the coordinates from the seed: no indices travel. ``l = D`` is FedAvg. No state.
 
     Args:
-        l: expected number of coordinates, one for all clients or a list; need not be whole.
+        l: expected number of coordinates, one for all clients or a list; need not be whole. ``auto`` takes the numbers
+            that minimise the paper's bound on the uplink time under the trainer's ``system``: equation (4) for time
+            sharing, (5) for channel sharing; it needs the three constants below.
+        gap: f(x_0) - f*, for ``auto``.
+        smoothness: L, for ``auto``.
+        gradient_bound: G, for ``auto``.
     """
 
     linear = False  # every client has its own coordinates: decoded before averaging
 
-    def __init__(self, l: float | list[float]) -> None:  # noqa: E741  # the paper's letter
-        self.l = l
+    def __init__(
+        self,
+        l: float | list[float] | Literal["auto"],  # noqa: E741  # the paper's letter
+        gap: PositiveFloat | None = None,
+        smoothness: PositiveFloat | None = None,
+        gradient_bound: PositiveFloat | None = None,
+    ) -> None:
+        self.l, self.gap, self.smoothness, self.gradient_bound = l, gap, smoothness, gradient_bound
+        if l == "auto" and (gap is None or smoothness is None or gradient_bound is None):
+            raise ValueError("`l=auto` of FLSSGD needs `gap` (f(x_0) - f*), `smoothness` (L) and `gradient_bound` (G).")
 
     @override
     def check(self, layout: ParameterVector) -> None:
-        values = self.l if isinstance(self.l, list) else [self.l]
-        check_expected(values, layout.dim, len(values))
+        if self.l != "auto":
+            values = self.l if isinstance(self.l, list) else [self.l]
+            check_expected(values, layout.dim, len(values))
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self._expected = check_expected(self.l, trainer.layout.dim, trainer.num_clients)
+            chosen = self._choose(trainer) if self.l == "auto" else self.l
+            self._expected = check_expected(chosen, trainer.layout.dim, trainer.num_clients)
+
+    def _choose(self, trainer: Any) -> list[float]:
+        weights = trainer.aggregator.weights(trainer.data.client_sizes)
+        if trainer.system is None:
+            raise ValueError("`l=auto` of FLSSGD needs a `system`: TimeSharing or ChannelSharing.")
+        chosen: list[float] = trainer.system.best_coordinates(
+            self.gap, self.smoothness, self.gradient_bound, (weights / weights.sum()).tolist(), trainer.layout.dim
+        )
+        return chosen
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:

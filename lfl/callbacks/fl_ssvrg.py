@@ -25,8 +25,8 @@ _SLOT = "fl-ssvrg/projections"
 class FLSSVRG(FederatedCallback):
     """Epochs of K rounds around a reference point x_0; local work is one step of plain SGD with rate alpha.
 
-    The first round of an epoch sends ``P_0^T G_i`` of the full local gradient G_i at x_0 and stores ``P_k^T G_i`` for the
-    others, P_k shared by all. In round k a client sends, on its own coordinates P_ki, the difference of its stochastic
+    The first round of an epoch sends ``P_0^T G_i`` of the full local gradient G_i at x_0 and stores ``P_k^T G_i`` for
+    the others, P_k shared by all. In round k a client sends, on its own coordinates P_ki, the difference of its stochastic
     gradients at x_k and at x_0, and the stored ``P_k^T G_i``:
     ``g = sum_i w_i [ (D/l_i) Pi_ki (grad F(x_k) - grad F(x_0)) + (D/l) Pi_k G_i ]``.
 

@@ -19,7 +19,7 @@ _SLOT = "top-k/error"
 
 
 class TopK(FederatedCallback):
-    """Sends the k entries of ``a = e_i + delta_i`` that are largest in magnitude, and keeps the rest: ``e_i = a - C(a)``.
+    """Sends the k largest entries (in magnitude) of ``a = e_i + delta_i``, and keeps the rest: ``e_i = a - C(a)``.
 
     Ties are filled by the lowest index. What is sent and what is kept add up to what came in. ``k = D`` is FedAvg with
     e = 0. State: e_i [D] for every client seen so far, kept across absences. Up: k values and k indices of

@@ -18,7 +18,7 @@ from lfl.randomness import generator
 
 
 class RobustRegressionData(ProblemData):
-    """``y = <a, x_true> + noise``: a and x_true from N(0, I); device i's noise is .9 N(0, .2 i) + .1 N(0, 1e4), i from 1.
+    """``y = <a, x_true> + noise``, a and x_true from N(0, I); device i = 1, 2, ... has noise .9 N(0, .2 i) + .1 N(0, 1e4).
 
     Args:
         num_clients: N.
@@ -84,7 +84,7 @@ class RobustRegression(LightningModule):
         """The mean loss of a batch."""
         features, targets = batch
         inside = (1 - ((targets - features @ self.point) / self.threshold).square()).clamp(min=0)
-        rho = 1 - inside**3
+        rho: Tensor = 1 - inside**3
         return (rho.square() if self.squared else rho).mean()
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:

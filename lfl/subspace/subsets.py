@@ -9,7 +9,7 @@ from lfl.randomness import fold, random_bits, uniform
 
 
 def subset_sizes(keys: Tensor, expected: Tensor) -> Tensor:
-    """tau [C] (int64) with mean ``expected`` [C]: ceil(l) with probability l - ceil(l) + 1, else ceil(l) - 1."""
+    """Sizes tau [C] (int64) with mean ``expected`` [C]: ceil(l) with probability l - ceil(l) + 1, else ceil(l) - 1."""
     upper = expected.ceil()
     drawn = uniform(fold(keys, 0), 1, torch.float64).squeeze(-1)
     return (upper - (drawn >= expected - upper + 1).to(upper.dtype)).long()
