@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
+from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
@@ -17,6 +18,11 @@ class Participation(ABC):
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         """Ids of the participants, ascending and distinct (int64, CPU)."""
 
+    def holds(self, rounds: int) -> bool:
+        """Whether the participants change only after multiples of ``rounds`` rounds."""
+        del rounds
+        return False
+
     @abstractmethod
     def check(self, num_clients: int) -> None:
         """Refuse settings that do not fit the number of clients; raises ValueError."""
@@ -27,9 +33,10 @@ class UniformParticipation(Participation):
 
     Args:
         clients_per_round: a whole number of clients, or a fraction of all as a float in (0, 1].
+        rounds_per_draw: rounds for which the drawn clients stay.
     """
 
-    def __init__(self, clients_per_round: int | float = 10) -> None:
+    def __init__(self, clients_per_round: int | float = 10, rounds_per_draw: PositiveInt = 1) -> None:
         if isinstance(clients_per_round, float) and not 0 < clients_per_round <= 1:
             raise ValueError(
                 f"`clients_per_round={clients_per_round}` is a fraction of all clients and must be in (0, 1]; "
@@ -37,7 +44,11 @@ class UniformParticipation(Participation):
             )
         if clients_per_round < 1 and isinstance(clients_per_round, int):
             raise ValueError(f"`clients_per_round={clients_per_round}` must be at least 1.")
-        self.clients_per_round = clients_per_round
+        self.clients_per_round, self.rounds_per_draw = clients_per_round, rounds_per_draw
+
+    @override
+    def holds(self, rounds: int) -> bool:
+        return bool(self.rounds_per_draw % rounds == 0)
 
     @override
     def check(self, num_clients: int) -> None:
@@ -52,13 +63,18 @@ class UniformParticipation(Participation):
         count = self.clients_per_round
         if isinstance(count, float):
             count = max(1, round(count * num_clients))
-        draws = np.random.default_rng(derive_seed(seed, "participation", round_number))
+        draw = (round_number - 1) // self.rounds_per_draw
+        draws = np.random.default_rng(derive_seed(seed, "participation", int(draw) + 1))
         chosen = draws.choice(num_clients, count, replace=False, shuffle=False)  # O(count), also for 1e6 clients
         return torch.from_numpy(np.sort(chosen))
 
 
 class FullParticipation(Participation):
     """Every client, every round."""
+
+    @override
+    def holds(self, rounds: int) -> bool:
+        return True
 
     @override
     def check(self, num_clients: int) -> None:
@@ -83,6 +99,15 @@ class FixedParticipation(Participation):
             if len(set(ids)) < len(ids):
                 raise ValueError(f"`schedule` names a client twice in round {number}: {ids}.")
         self.schedule = schedule
+
+    @override
+    def holds(self, rounds: int) -> bool:
+        starts = range(0, len(self.schedule), rounds)
+        return len(self.schedule) % rounds == 0 and all(
+            sorted(self.schedule[start]) == sorted(ids)
+            for start in starts
+            for ids in self.schedule[start : start + rounds]
+        )
 
     @override
     def check(self, num_clients: int) -> None:

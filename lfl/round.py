@@ -87,7 +87,7 @@ class Cohort:
         optimizer: the local optimizer of this cohort.
         metrics: logged values summed over examples [C], float64.
         uploads: extra payloads [C, n].
-        full_gradient: from parameters [C, D] to gradients of the mean loss over each client's whole training set.
+        full_gradient: from parameters [A, D] to gradients of the mean loss over the whole training sets of the first A.
     """
 
     round: Round

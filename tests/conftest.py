@@ -81,7 +81,7 @@ def train(
         "max_rounds": 3,
         "engine": "sequential",
         "precision": "64-true",
-        "participation": UniformParticipation(clients_per_round=5),
+        "participation": UniformParticipation(clients_per_round=5, rounds_per_draw=2),  # FL-SSVRG's epochs
         "aggregator": MeanAggregator("uniform"),
         "checkpoint": None,
         "enable_progress_bar": False,

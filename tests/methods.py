@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lfl.callbacks import SSF, FederatedCallback, FedSub, Proximal, Scaffold
+from lfl.callbacks import FLSSGD, FLSSVRG, SSF, FederatedCallback, FedSub, Proximal, Scaffold, TopK
 from lfl.subspace import (
     CoordinateSubspace,
     DenseSubspace,
@@ -22,7 +22,11 @@ METHODS: dict[str, Stack] = {
     "ssf-coordinate": lambda: [SSF(CoordinateSubspace(0.3), refresh_every=2)],
     "ssf-hadamard": lambda: [SSF(HadamardSubspace(0.3))],
     "fedsub": lambda: [FedSub(LayerwiseSubspace(0.3), refresh_every=2)],
+    "top-k": lambda: [TopK(0.1)],
+    "fl-ssgd": lambda: [FLSSGD(40.5)],
+    "fl-ssvrg": lambda: [FLSSVRG(20, 30.5, epoch_rounds=2)],
     "fedprox+scaffold": lambda: [Proximal(mu=0.1), Scaffold()],
+    "fedprox+top-k": lambda: [Proximal(mu=0.1), TopK(0.1)],
     "fedprox+ssf": lambda: [Proximal(mu=0.1), SSF(LayerwiseSubspace(0.3))],
 }
 

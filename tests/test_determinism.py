@@ -43,7 +43,7 @@ def test_watching_a_run_changes_nothing(engine: str, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize("method", METHODS)
 def test_the_order_of_clients_changes_nothing(method: str, engine: str, tmp_path: Path) -> None:
     options = {"engine": engine, "cohort_size": 3, "precision": "32-true"}
-    orders: list[Participation] = [UniformParticipation(5), Shuffled(5)]
+    orders: list[Participation] = [UniformParticipation(5, 2), Shuffled(5, 2)]
     runs = [train(METHODS[method](), tmp_path, mlp(dropout=0.3), participation=o, **options) for o in orders]
     assert torch.equal(runs[0].server.vector, runs[1].server.vector)
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from report import Table
 from runs import RunFolder, fit, newest
 
@@ -158,7 +159,8 @@ def tabulate(results: list[Result], setting: Setting, tuned: bool) -> Table:
     chosen = "the best of the same grid for each method, on held-out training examples" if tuned else "the same for all"
     table.notes = [
         f"Accuracy: test set, mean of the last tenth of the evaluations, ± std over seeds ({setting.engine} engine). "
-        f"Learning rate: {chosen}. Bytes: all clients together. Seconds: median, training only."
+        f"Learning rate: {chosen}. Bytes: all clients together. Seconds: median, training only, "
+        f"{torch.get_num_threads()} thread(s)."
     ]
     return table
 
@@ -209,6 +211,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=ENGINES, default="sequential", help="of the runs that give accuracy")
     parser.add_argument("--timed_rounds", type=int, default=4, help="rounds timed in a run, after one to warm up")
     parser.add_argument("--timed_repeats", type=int, default=3, help="such runs for each method and engine")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch; 1 on a busy machine")
     parser.add_argument("--quick", action="store_true", help="an MLP, 3 rounds, 1 seed: everything once, no results")
     parser.add_argument("--reuse", action="store_true", help="take finished runs of the output folder as they are")
     parser.add_argument("--configs", type=Path, default=Path(__file__).parent.parent / "configs")
@@ -239,6 +242,7 @@ def common_overrides(backbone: str, local_epochs: int) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
+    torch.set_num_threads(options.threads)
     overrides = common_overrides(options.backbone, options.local_epochs)
     setting = Setting(
         options.configs, options.output, options.rounds, options.engine, options.seeds, options.reuse, overrides

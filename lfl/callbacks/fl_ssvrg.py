@@ -26,8 +26,8 @@ class FLSSVRG(FederatedCallback):
     """Epochs of K rounds around a reference point x_0; local work is one step of plain SGD with rate alpha.
 
     The first round of an epoch sends ``P_0^T G_i`` of the full local gradient G_i at x_0 and stores ``P_k^T G_i`` for
-    the others, P_k shared by all. In round k a client sends, on its own coordinates P_ki, the difference of its stochastic
-    gradients at x_k and at x_0, and the stored ``P_k^T G_i``:
+    the others, P_k shared by all. In round k a client sends, on its own coordinates P_ki, the difference of its
+    stochastic gradients at x_k and at x_0, and the stored ``P_k^T G_i``:
     ``g = sum_i w_i [ (D/l_i) Pi_ki (grad F(x_k) - grad F(x_0)) + (D/l) Pi_k G_i ]``.
 
     State: a client keeps sum_k tau_k floats; the server x_0. Up: tau_0, then tau_k + tau_ki. Participants must stay for
@@ -55,6 +55,11 @@ class FLSSVRG(FederatedCallback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
             return
+        if not trainer.participation.holds(self.epoch_rounds):
+            raise ValueError(
+                f"FLSSVRG needs the same participants for the `epoch_rounds={self.epoch_rounds}` of an epoch: use "
+                f"FullParticipation, or UniformParticipation with `rounds_per_draw={self.epoch_rounds}`."
+            )
         self._trainer, self._dim = trainer, trainer.layout.dim
         self._expected = check_expected(self.l_i, self._dim, trainer.num_clients, "l_i")
         self.reference = torch.zeros_like(trainer.server.vector)

@@ -20,6 +20,8 @@ from lfl.optim import LocalOptimizer
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, Round
 
+_WHOLE_BATCH = 128  # examples at a time in a pass over a client's whole data
+
 
 @dataclass(frozen=True)
 class LocalWork:
@@ -180,30 +182,35 @@ class LocalEngine(ABC):
         return _join(parts, params)
 
     def _full_gradient(self, cohort: Cohort, params: Tensor) -> Tensor:
-        """Gradients [C, D] of the mean loss over each client's whole training set, in stored order."""
+        """Gradients [A, D] of the mean loss over the whole training sets of the first A clients, in stored order."""
         total = torch.zeros_like(params)
-        keys = client_keys(cohort.ids.to(params.device), self.seed, "full gradient", cohort.round.number)
+        count = len(params)
+        ids, sizes = cohort.ids[:count], cohort.num_examples[:count]
+        batch_size = max(self.data.batch_size, _WHOLE_BATCH)
+        indices = self.data.client_indices(ids)[0].to(params.device)
+        keys = client_keys(ids.to(params.device), self.seed, "full gradient", cohort.round.number)
+        steps = steps_per_epoch_of(sizes, batch_size)
+        augment = keys if self.data.has_random_transforms else None
+        schedule = LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=False)
         with self.model.recording():
-            for plan, batch in self._batches(cohort, whole=True):
+            for plan, batch in self._with_batches(schedule):
                 part, _, _ = self.gradients(
                     params[plan.rows], batch, plan.step, fold(keys[plan.rows], plan.step), cohort.round.server
                 )
                 total[plan.rows] += part * plan.indices.shape[1]
-        return total / cohort.num_examples.to(params)[:, None]
+        return total / sizes.to(params)[:, None]
 
-    def _batches(self, cohort: Cohort, whole: bool = False) -> Iterator[tuple[BatchPlan, Any]]:
-        """Plans and batches of a cohort's local work, or of one pass over its data."""
+    def _batches(self, cohort: Cohort) -> Iterator[tuple[BatchPlan, Any]]:
+        """Plans and batches of a cohort's local work."""
         device, number, sizes = cohort.values.device, cohort.round.number, cohort.num_examples
         ids, batch_size = cohort.ids.to(device), self.data.batch_size
         indices = self.data.client_indices(cohort.ids)[0].to(device)
-        steps = steps_per_epoch_of(sizes, batch_size) if whole else cohort.num_steps
         keys = client_keys(ids, self.seed, "shuffle", number)
         augment = client_keys(ids, self.seed, "augment", number) if self.data.has_random_transforms else None
-        schedule: Iterable[BatchPlan]
-        if self.work.sampling == "replacement" and not whole:
-            schedule = ReplacementSchedule(indices, sizes, steps, batch_size, keys, augment)
-        else:
-            schedule = LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=not whole)
+        kind = ReplacementSchedule if self.work.sampling == "replacement" else LocalSchedule
+        return self._with_batches(kind(indices, sizes, cohort.num_steps, batch_size, keys, augment))
+
+    def _with_batches(self, schedule: Iterable[BatchPlan]) -> Iterator[tuple[BatchPlan, Any]]:
         plans, feed = itertools.tee(schedule)
         batches = self.data.batches((plan.indices, plan.keys) for plan in feed)
         return ((plan, self.model.convert(batch)) for plan, batch in zip(plans, batches, strict=True))

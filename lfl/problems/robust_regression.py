@@ -18,7 +18,7 @@ from lfl.randomness import generator
 
 
 class RobustRegressionData(ProblemData):
-    """``y = <a, x_true> + noise``, a and x_true from N(0, I); device i = 1, 2, ... has noise .9 N(0, .2 i) + .1 N(0, 1e4).
+    """``y = <a, x_true> + noise``, a and x_true from N(0, I); device i = 1.. has noise .9 N(0, .2 i) + .1 N(0, 1e4).
 
     Args:
         num_clients: N.
