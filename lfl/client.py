@@ -218,7 +218,7 @@ class ClientModel:
         with self.recording(), torch.no_grad(), ClientRandom(key) as random:
             self.recorder.start()
             self.run_step(batch, 0)
-        self.random_operations = random.calls > 0
+        self.random_operations = random.draws > 0
         self.uses_global_generator = not torch.equal(state, torch.get_rng_state())
         self.changed_buffers = [n for n, b in self.module.named_buffers() if not torch.equal(b, buffers[n])]
         torch.set_rng_state(state)

@@ -17,22 +17,29 @@ from torch.overrides import TorchFunctionMode
 from lfl.randomness import fold, random_bits, uniform
 
 
+NextKey = Callable[[], Tensor]
+
+
 class ClientRandom(TorchFunctionMode):
-    """Draws dropout masks and random tensors from ``key`` (a 64-bit integer tensor, 0-d) and the number of the call."""
+    """Draws dropout masks and random tensors from ``key`` (a 64-bit integer tensor, 0-d) and the number of the draw."""
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
-        self._key, self.calls = key, 0
+        self._key, self.draws = key, 0
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = _REPLACEMENTS.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
-        self.calls += 1
-        return replacement(fold(self._key, self.calls), *args, **(kwargs or {}))
+        return replacement(self.next_key, *args, **(kwargs or {}))
+
+    def next_key(self) -> Tensor:
+        """The key of the next draw."""
+        self.draws += 1
+        return fold(self._key, self.draws)
 
 
-def _dropout(key: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _dropout(key: NextKey, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return _drop(key, input, input.shape, p, training)
 
 
@@ -43,12 +50,12 @@ def _feature_dropout(
     return _drop(key, input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)
 
 
-def _drop(key: Tensor, input: Tensor, shape: tuple[int, ...], p: float, training: bool) -> Tensor:
+def _drop(key: NextKey, input: Tensor, shape: tuple[int, ...], p: float, training: bool) -> Tensor:
     if not training or p == 0.0:
         return input
     if p == 1.0:
         return input * 0.0
-    keep = uniform(key, math.prod(shape)).reshape(shape) >= p
+    keep = uniform(key(), math.prod(shape)).reshape(shape) >= p
     return input * (keep.to(input.dtype) / (1.0 - p))
 
 
@@ -56,40 +63,40 @@ def _shape(size: Any) -> tuple[int, ...]:
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
 
 
-def _rand(key: Tensor, *size: Any, **options: Any) -> Tensor:
+def _rand(key: NextKey, *size: Any, **options: Any) -> Tensor:
     shape = _shape(options.pop("size", None) or size)
     return _uniform(key, shape, options)
 
 
-def _rand_like(key: Tensor, input: Tensor, **options: Any) -> Tensor:
+def _rand_like(key: NextKey, input: Tensor, **options: Any) -> Tensor:
     return _uniform(key, input.shape, {"dtype": input.dtype, **options})
 
 
-def _randn(key: Tensor, *size: Any, **options: Any) -> Tensor:
+def _randn(key: NextKey, *size: Any, **options: Any) -> Tensor:
     shape = _shape(options.pop("size", None) or size)
     return _normal(key, shape, options)
 
 
-def _randn_like(key: Tensor, input: Tensor, **options: Any) -> Tensor:
+def _randn_like(key: NextKey, input: Tensor, **options: Any) -> Tensor:
     return _normal(key, input.shape, {"dtype": input.dtype, **options})
 
 
-def _bernoulli(key: Tensor, input: Tensor, **options: Any) -> Tensor:
-    return (uniform(key, input.numel()).reshape(input.shape) < input).to(input.dtype)
+def _bernoulli(key: NextKey, input: Tensor, **options: Any) -> Tensor:
+    return (uniform(key(), input.numel()).reshape(input.shape) < input).to(input.dtype)
 
 
-def _randperm(key: Tensor, n: int, **options: Any) -> Tensor:
-    return random_bits(key, n).argsort()
+def _randperm(key: NextKey, n: int, **options: Any) -> Tensor:
+    return random_bits(key(), n).argsort()
 
 
-def _uniform(key: Tensor, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
-    return uniform(key, math.prod(shape), options.get("dtype") or torch.get_default_dtype()).reshape(shape)
+def _uniform(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+    return uniform(key(), math.prod(shape), options.get("dtype") or torch.get_default_dtype()).reshape(shape)
 
 
-def _normal(key: Tensor, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+def _normal(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
     """Box-Muller."""
     count = math.prod(shape)
-    first, second = uniform(key, 2 * count, torch.float64).split(count, dim=-1)
+    first, second = uniform(key(), 2 * count, torch.float64).split(count, dim=-1)
     drawn: Tensor = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()
     dtype: torch.dtype = options.get("dtype") or torch.get_default_dtype()
     return drawn.reshape(shape).to(dtype)

@@ -100,3 +100,12 @@ def test_normal_moments() -> None:
     assert abs(drawn.mean()) < 5 / math.sqrt(200_000)
     assert abs(drawn.var() - 1) < 5 * math.sqrt(2 / 200_000)
     assert drawn.isfinite().all()
+
+
+def test_dropout_that_drops_nothing_draws_nothing() -> None:
+    with ClientRandom(torch.tensor(1)) as random:
+        F.dropout(torch.ones(3), 0.0)
+        F.dropout(torch.ones(3), 0.5, training=False)
+        assert random.draws == 0
+        F.dropout(torch.ones(3), 0.5)
+        assert random.draws == 1
