@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from lfl.randomness import fold, random_bits, uniform
 
-
 NextKey = Callable[[], Tensor]
 
 
@@ -44,7 +43,7 @@ def _dropout(key: NextKey, input: Tensor, p: float = 0.5, training: bool = True,
 
 
 def _feature_dropout(
-    key: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    key: NextKey, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
     """Whole channels are dropped: the mask is [N, C, 1, ...]."""
     return _drop(key, input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)

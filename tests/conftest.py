@@ -19,10 +19,9 @@ from lfl.trainer import FederatedTrainer
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> None:
     """Tests are small: more threads cost more than they give, and two processes may run at once."""
     torch.set_num_threads(1)
-    yield
 
 
 def images(count: int = 120, side: int = 8, num_classes: int = 4, seed: int = 0) -> torch.utils.data.TensorDataset:

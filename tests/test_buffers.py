@@ -41,7 +41,7 @@ ONE_ROUND = {"max_rounds": 1, "participation": FixedParticipation([[0, 2]]), "lo
 def test_batch_norm_statistics_are_averaged_and_counters_are_not(tmp_path: Path) -> None:
     """After one epoch of one batch: running mean = 0.9 * 0 + 0.1 * mean of the batch, averaged over the clients."""
     data = even_data(batch_size=1000)
-    with pytest.warns(UserWarning, match="sequential engine.*running_mean.*in place"):
+    with pytest.warns(UserWarning, match=r"sequential engine.*running_mean.*in place"):
         trainer = train([], tmp_path, batch_norm(), data, engine="auto", **ONE_ROUND)
     means = [data.gather(data.partition.client(client)[None])[0][0].flatten(1).mean(dim=0) for client in (0, 2)]
     state = trainer.server_state_dict()

@@ -42,8 +42,8 @@ def test_scaffold_sends_twice_the_model_both_ways(option: str, tmp_path: Path) -
 def test_ssf_sends_coordinates_and_what_was_missed(engine: str, tmp_path: Path) -> None:
     """Up R. Down, for x and for c alike: D for a newcomer, else min(missed * R, D).
 
-    Round 1: 0 and 1 new. Round 2: client 0 missed nothing but round 1's result (R), 2 is new. Round 3: client 1 was last
-    here in round 1 (2 R), client 2 in round 2 (R). Round 4: client 0 last in 2 (2 R), client 1 last in 3 (R).
+    Round 1: 0 and 1 new. Round 2: client 0 missed nothing but round 1's result (R), 2 is new. Round 3: client 1 was
+    last here in round 1 (2 R), client 2 in round 2 (R). Round 4: client 0 last in 2 (2 R), client 1 last in 3 (R).
     """
     found = floats_per_round(lambda: [SSF(LayerwiseSubspace(0.25))], tmp_path, engine=engine)
     assert found == [(4 * D, 2 * R), (2 * (R + D), 2 * R), (2 * 3 * R, 2 * R), (2 * 3 * R, 2 * R)]

@@ -104,7 +104,7 @@ def test_our_classifier_trains_centrally(tmp_path: Path) -> None:
 
 
 def test_a_module_that_keeps_metric_objects(tmp_path: Path) -> None:
-    """torchmetrics' state is changed in place: the sequential engine computes it over the round, and over validation."""
+    """Their state is changed in place: the sequential engine computes it over the round, and over validation."""
 
     class WithMetrics(Stock):
         def __init__(self) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 

@@ -201,7 +201,6 @@ def test_sizes_that_cannot_be(value: float) -> None:
 
 def test_uplink_time() -> None:
     example = GOLDEN["uplink_time_example"]
-    sharing = TimeSharing([float(rate) for rate in example["r"]])
     for system, expected in (
         (TimeSharing([float(rate) for rate in example["r"]]), example["time_sharing"]),
         (ChannelSharing(300.0, split="equal"), example["channel_C=300_equal_shares"]),
@@ -242,13 +241,15 @@ def test_best_coordinates_by_brute_force(seed: int) -> None:
     gap = float(torch.rand(1, generator=draws)) * 3
     arguments = (gap, 1.0, 1.0, weights)
     dim = 9
-    whole = min(itertools.product(range(1, dim + 1), repeat=3), key=lambda l: bound_channel_sharing(l, *arguments, dim))
+    whole = min(
+        itertools.product(range(1, dim + 1), repeat=3), key=lambda sizes: bound_channel_sharing(sizes, *arguments, dim)
+    )
     found = best_coordinates_channel_sharing(*arguments, dim)
     assert bound_channel_sharing(found, *arguments, dim) == pytest.approx(bound_channel_sharing(whole, *arguments, dim))
     rates = torch.rand(3, generator=draws).mul(100).add(1).tolist()
     grid = [dim * (i + 1) / 30 for i in range(30)]
     best = best_coordinates_time_sharing(*arguments, rates, dim)
-    lowest = min(bound_time_sharing(l, *arguments, rates, dim) for l in itertools.product(grid, repeat=3))
+    lowest = min(bound_time_sharing(sizes, *arguments, rates, dim) for sizes in itertools.product(grid, repeat=3))
     value = bound_time_sharing(best, *arguments, rates, dim)
     assert value <= lowest * (1 + 1e-12)
     for i, step in itertools.product(range(3), (0.99, 1.01)):
