@@ -83,7 +83,7 @@ def test_buffers_are_counted_both_ways(tmp_path: Path) -> None:
 
 
 def test_vectorized_refuses_batch_norm_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`engine=vectorized` cannot train Classifier: .*running_mean"):
+    with pytest.raises(ValueError, match=r"`engine=vectorized` cannot train Classifier: .*running_mean"):
         train([], tmp_path, batch_norm(), even_data(), engine="vectorized", **ONE_ROUND)
 
 
