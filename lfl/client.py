@@ -132,6 +132,8 @@ class ClientModel:
         self.counters = [b for b in buffers.values() if not b.is_floating_point()]
         self._batch_norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._bound: Tensor | None = None
+        # Asking for tied weights at every call costs a walk through the module.
+        self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
         for name in features:
             self._capture(name)
 
@@ -180,7 +182,7 @@ class ClientModel:
                 loss = self.run_step(batch, step)
             else:
                 views = {f"module.{name}": view for name, view in self.layout.views(params).items()}
-                loss = functional_call(self._wrapper, views, (batch, step))
+                loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
                 flat = self._bound_with_gradient() if params is None else params
                 client = ClientStep(self, batch, flat, anchor, self._features)

@@ -32,6 +32,8 @@ import torch
 from report import Table
 from runs import RunFolder, fit, newest
 
+from lfl.loop import NonFiniteUpdateError
+
 ENGINES = ("sequential", "vectorized")
 TUNING_SEED = 1000
 _RANK = "trainer.callbacks.init_args.subspace.init_args.rank"
@@ -90,7 +92,13 @@ class Setting:
         found = newest(root) if self.reuse else None
         if found is not None and found.rounds == settings["trainer.max_rounds"]:
             return found
-        return fit(self.configs / method.config, settings, root)
+        try:
+            return fit(self.configs / method.config, settings, root)
+        except NonFiniteUpdateError as error:
+            print(f"{method.name}, lr {lr:g}, seed {seed}: {error}", file=sys.stderr, flush=True)
+            stopped = newest(root)
+            assert stopped is not None
+            return stopped
 
 
 @dataclass
@@ -101,20 +109,34 @@ class Result:
     lr: float
     runs: list[RunFolder] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {engine: [] for engine in ENGINES})
+    rounds: int = 0
+
+    @property
+    def finished(self) -> list[RunFolder]:
+        """The runs that did not diverge."""
+        return [run for run in self.runs if run.rounds >= self.rounds]
 
     def accuracies(self) -> list[float]:
-        """One a seed, in percent."""
-        return [100 * final_accuracy(run) for run in self.runs]
+        """One a seed that did not diverge, in percent."""
+        return [100 * final_accuracy(run) for run in self.finished]
+
+    def accuracy(self) -> str:
+        """Mean and standard deviation over seeds, and how many diverged."""
+        values = self.accuracies()
+        lost = len(self.runs) - len(values)
+        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        cell = f"{statistics.mean(values):.1f}{spread}" if values else ""
+        return cell + (f" ({lost} of {len(self.runs)} diverged)" if lost else "")
 
     def megabytes(self, direction: str) -> float:
         """All clients and rounds, the mean over seeds."""
-        series = [run.series(f"comm/total_{direction}_bytes") for run in self.runs]
-        return statistics.mean(values[max(values)] for values in series) / 1e6
+        series = [run.series(f"comm/total_{direction}_bytes") for run in self.finished]
+        return statistics.mean(values[max(values)] for values in series) / 1e6 if series else math.nan
 
 
 def final_accuracy(run: RunFolder) -> float:
     """The mean of the last tenth of the evaluations."""
-    values = list(run.series("val_acc").values())
+    values = list(run.series("val_acc").values()) or [math.nan]
     return statistics.mean(values[-max(1, len(values) // 10) :])
 
 
@@ -124,7 +146,8 @@ def choose_lr(setting: Setting, method: Method, rates: list[float], tell: Callab
         return rates[0]
     scores = {}
     for lr in rates:
-        scores[lr] = final_accuracy(setting.run(method, lr, TUNING_SEED, data__init_args__val_fraction=0.2))
+        run = setting.run(method, lr, TUNING_SEED, data__init_args__val_fraction=0.2)
+        scores[lr] = final_accuracy(run) if run.rounds >= setting.rounds else -1.0
         tell(f"{method.name}, lr {lr:g}: {100 * scores[lr]:.1f} % on held-out training examples")
     return max(scores, key=lambda lr: scores[lr])
 
@@ -149,13 +172,10 @@ def tabulate(results: list[Result], setting: Setting, tuned: bool) -> Table:
         ["method", "lr", "accuracy %", "MB up", "MB down", "MB up / round", "s / round seq.", "s / round vec."],
     )
     for result in results:
-        accuracies = result.accuracies()
-        spread = f" ± {statistics.stdev(accuracies):.1f}" if len(accuracies) > 1 else ""
         up, down = result.megabytes("up"), result.megabytes("down")
         seconds = [f"{statistics.median(s):.3f}" if s else "-" for s in result.seconds.values()]
-        accuracy = f"{statistics.mean(accuracies):.1f}{spread}"
         sizes = [f"{up:,.1f}", f"{down:,.1f}", f"{up / setting.rounds:.2f}"]
-        table.add(result.method.name, f"{result.lr:g}", accuracy, *sizes, *seconds)
+        table.add(result.method.name, f"{result.lr:g}", result.accuracy(), *sizes, *seconds)
     chosen = "the best of the same grid for each method, on held-out training examples" if tuned else "the same for all"
     table.notes = [
         f"Accuracy: test set, mean of the last tenth of the evaluations, ± std over seeds ({setting.engine} engine). "
@@ -183,10 +203,12 @@ def plot(results: list[Result], path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
     for result in results:
-        series = [run.series("val_acc") for run in result.runs]
+        series = [run.series("val_acc") for run in result.finished]
+        if not series:
+            continue
         rounds = sorted(series[0])
         columns = [[100 * values[number] for values in series] for number in rounds]
-        sent = [run.series("comm/total_up_bytes") for run in result.runs]
+        sent = [run.series("comm/total_up_bytes") for run in result.finished]
         megabytes = [statistics.mean(values[number] for values in sent) / 1e6 for number in rounds]
         for axes, x in ((by_round, rounds), (by_bytes, megabytes)):
             (line,) = axes.plot(x, [statistics.mean(column) for column in columns], label=result.method.name)
@@ -249,11 +271,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     chosen = [m for m in METHODS if not options.methods or m.slug in options.methods]
     tell = partial(print, file=sys.stderr, flush=True)
-    results = [Result(method, choose_lr(setting, method, options.lr, tell)) for method in chosen]
+    results = [Result(method, choose_lr(setting, method, options.lr, tell), rounds=options.rounds) for method in chosen]
     for seed in range(options.seeds):
         for result in results:
             result.runs.append(setting.run(result.method, result.lr, seed))
-            tell(f"seed {seed}, {result.method.name}: {result.accuracies()[-1]:.1f} %")
+            tell(f"seed {seed}, {result.method.name}: {100 * final_accuracy(result.runs[-1]):.1f} %")
     time_engines(setting, results, options.timed_rounds, options.timed_repeats)
     table = tabulate(results, setting, tuned=len(options.lr) > 1)
     table.write(options.output)

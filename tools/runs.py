@@ -34,6 +34,7 @@ def fit(config: Path, overrides: dict[str, object], root: Path) -> RunFolder:
 
     Raises:
         RuntimeError: the command line refused the arguments; with its message.
+        KeyboardInterrupt: a signal stopped the run after a round.
     """
     arguments = ["fit", "--config", str(config), "--trainer.default_root_dir", str(root)]
     arguments += [f"--{key}={value}" for key, value in {**overrides, "trainer.enable_progress_bar": False}.items()]
@@ -44,6 +45,8 @@ def fit(config: Path, overrides: dict[str, object], root: Path) -> RunFolder:
             cli = FederatedCLI(args=arguments)
     except SystemExit as error:
         raise RuntimeError(f"`lfl {' '.join(arguments)}` failed: {said.getvalue().strip()}") from error
+    if cli.trainer.interrupted:
+        raise KeyboardInterrupt
     return RunFolder(Path(str(cli.trainer.log_dir)))
 
 

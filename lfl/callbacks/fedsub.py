@@ -3,7 +3,7 @@
 The update is that of the authors' public code (github.com/JimmyAwoe/FedSub) for orthonormal bases.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse import lazy_instance
@@ -18,7 +18,7 @@ from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
 from lfl.vector import ParameterVector
 
-_DUAL, _CLOCK = "fedsub/dual", "fedsub/clock"
+_DUAL, _CLOCK, _LAST = "fedsub/dual", "fedsub/clock", "fedsub/last"
 
 
 class FedSub(FederatedCallback):
@@ -31,14 +31,19 @@ class FedSub(FederatedCallback):
     Args:
         subspace: how a basis is drawn.
         refresh_every: rounds between draws.
+        variant: ``public`` is the authors' code: only the participants of a round change their dual. ``stale`` lets all
+            N clients do, every round, the absent ones with the z_i of their last participation, whatever its basis was
+            (zero before the first): a guess that gives the numbers that SSF's paper prints for FedSub. It costs O(N) a
+            round, and a second R numbers of state per client.
     """
 
     def __init__(
         self,
         subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
         refresh_every: PositiveInt = 5,
+        variant: Literal["public", "stale"] = "public",
     ) -> None:
-        self.subspace, self.refresh_every = own(subspace), refresh_every
+        self.subspace, self.refresh_every, self.variant = own(subspace), refresh_every, variant
 
     @override
     def check(self, layout: ParameterVector) -> None:
@@ -48,7 +53,10 @@ class FedSub(FederatedCallback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._trainer = trainer
-            trainer.store.declare(_DUAL, self.subspace.check(trainer.layout), trainer.layout.dtype)
+            rank = self.subspace.check(trainer.layout)
+            trainer.store.declare(_DUAL, rank, trainer.layout.dtype)
+            if self.variant == "stale":
+                trainer.store.declare(_LAST, rank, trainer.layout.dtype)
             # When a dual was written: the number of refreshes before, and the learning rate.
             trainer.store.declare(_CLOCK, 2, torch.float64)
             self._bases = RefreshedBasis(
@@ -61,13 +69,7 @@ class FedSub(FederatedCallback):
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
-        store = self._trainer.store
-        cohort.rows["dual"] = store.gather(_DUAL, cohort.ids)
-        clock = store.gather(_CLOCK, cohort.ids)
-        self._carry(cohort.rows["dual"], clock[:, 0].long(), self._bases.period(cohort.round.number))
-        rate = self._trainer.learning_rates.lr
-        ratio = torch.where(clock[:, 1] > 0, rate / clock[:, 1].clamp(min=torch.finfo(clock.dtype).tiny), 1.0)
-        cohort.rows["dual"] *= ratio[:, None].to(cohort.rows["dual"].dtype)
+        cohort.rows["dual"] = self._duals(cohort.ids, cohort.round.number)
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
@@ -82,16 +84,44 @@ class FedSub(FederatedCallback):
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
         """``lambda_i + z_i``; what is left, ``- zbar``, is known when all clients have reported."""
-        store = self._trainer.store
-        store.scatter(_DUAL, cohort.ids, cohort.rows["dual"] + cohort.values)
-        clock = [float(self._bases.period(cohort.round.number)), self._trainer.learning_rates.lr]
-        store.scatter(_CLOCK, cohort.ids, torch.tensor(clock, dtype=torch.float64).expand(len(cohort), 2))
+        self._write(cohort.ids, cohort.rows["dual"] + cohort.values, cohort.round.number)
+        if self.variant == "stale":
+            self._trainer.store.scatter(_LAST, cohort.ids, cohort.values)
 
     @override
     def on_server_step(self, round: Round) -> None:
         store = self._trainer.store
         for ids in round.reported:
             store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - round.update_coordinates)
+        if self.variant == "stale" and round.update_coordinates is not None:
+            ids = self._absent(round)
+            moved = store.gather(_LAST, ids) - round.update_coordinates
+            self._write(ids, self._duals(ids, round.number) + moved, round.number)
+
+    def _duals(self, ids: Tensor, round_number: int) -> Tensor:
+        """Lambda of some clients [C, R], in the basis and for the learning rate of a round."""
+        store = self._trainer.store
+        dual: Tensor = store.gather(_DUAL, ids)
+        clock = store.gather(_CLOCK, ids)
+        self._carry(dual, clock[:, 0].long(), self._bases.period(round_number))
+        rate = self._trainer.learning_rates.lr
+        ratio = torch.where(clock[:, 1] > 0, rate / clock[:, 1].clamp(min=torch.finfo(clock.dtype).tiny), 1.0)
+        dual *= ratio[:, None].to(dual.dtype)
+        return dual
+
+    def _write(self, ids: Tensor, dual: Tensor, round_number: int) -> None:
+        self._trainer.store.scatter(_DUAL, ids, dual)
+        clock = [float(self._bases.period(round_number)), self._trainer.learning_rates.lr]
+        self._trainer.store.scatter(_CLOCK, ids, torch.tensor(clock, dtype=torch.float64).expand(len(ids), 2))
+
+    def _absent(self, round: Round) -> Tensor:
+        """Ids of this process's clients that have data and are not in the round's aggregate."""
+        fabric = self._trainer.fabric
+        absent = self._trainer.data.client_sizes > 0
+        absent &= torch.arange(len(absent)) % fabric.world_size == fabric.global_rank
+        for ids in round.reported:
+            absent[ids] = False
+        return absent.nonzero().squeeze(1)
 
     def _carry(self, dual: Tensor, since: Tensor, period: int) -> None:
         """Move rows of ``dual`` [C, R], in place, through the refreshes since each was written."""

@@ -26,40 +26,82 @@ class TopK(FederatedCallback):
     ceil(log2 D) bits.
 
     Args:
-        k: entries of the whole update: an int is a number, a float in (0, 1] a share (rounded up, at least one).
+        k: entries of the whole update: an int is a number, a float in (0, 1] a share (rounded up, at least one), a list
+            of ints one number for each client.
         error_feedback: keep what was not sent; without it, it is lost.
     """
 
     linear = False
 
-    def __init__(self, k: int | float = 0.01, error_feedback: bool = True) -> None:
-        try:
-            self.k = check_rank(k)
-        except ValueError as error:
-            raise ValueError(str(error).replace("`rank=", "`k=")) from None
-        self.error_feedback = error_feedback
+    def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True) -> None:
+        self.k, self.error_feedback = check_entries(k), error_feedback
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self._store, self._layout = trainer.store, trainer.layout
+            check_entries(self.k, trainer.num_clients)
+            self._store = trainer.store
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
         rows = payload.values
         width = rows.shape[1]
-        count = math.ceil(self.k * width) if isinstance(self.k, float) else count_rank(self.k, width)
+        count = count_entries(self.k, cohort.ids.to(rows.device), width)
         if self.error_feedback:
             self._store.declare(_SLOT, width, rows.dtype)
             rows = rows + self._store.gather(_SLOT, cohort.ids)
-        sent = keep_largest(rows, max(1, count))
+        sent = keep_largest(rows, count)
         if self.error_feedback:
             self._store.scatter(_SLOT, cohort.ids, rows - sent)
         index_bits = math.ceil(math.log2(width)) if width > 1 else 0
-        return Payload(sent, max(1, count) * (rows.element_size() * 8 + index_bits))
+        return Payload(sent, count * (rows.element_size() * 8 + index_bits))
 
 
-def keep_largest(rows: Tensor, count: int) -> Tensor:
-    """The rows [C, n] with all but their ``count`` largest magnitudes set to zero; ties go to the lowest index."""
-    order = rows.abs().argsort(dim=1, descending=True, stable=True)[:, :count]
-    return torch.zeros_like(rows).scatter(1, order, rows.gather(1, order))
+def keep_largest(rows: Tensor, count: int | Tensor) -> Tensor:
+    """The rows [C, n] with all but their ``count`` largest magnitudes set to zero; ties go to the lowest index.
+
+    Args:
+        rows: any numbers.
+        count: how many to keep of every row, or of each [C].
+    """
+    order = rows.abs().argsort(dim=1, descending=True, stable=True)
+    if isinstance(count, int):
+        order = order[:, :count]
+        return torch.zeros_like(rows).scatter(1, order, rows.gather(1, order))
+    kept = torch.arange(rows.shape[1], device=rows.device) < count[:, None]
+    return rows.where(torch.zeros_like(kept).scatter(1, order, kept), 0)
+
+
+def check_entries(k: int | float | list[int], num_clients: int | None = None) -> int | float | list[int]:
+    """The argument, if it can be a number of entries.
+
+    Args:
+        k: an int of at least 1, a share in (0, 1], or a list of such ints.
+        num_clients: how long a list must be, where that is known.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if isinstance(k, list) and num_clients not in (None, len(k)):
+        raise ValueError(f"`k` lists {len(k)} numbers, but there are {num_clients} clients.")
+    for number in k if isinstance(k, list) else [k]:
+        try:
+            check_rank(number)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`rank=", "`k=")) from None
+    return k
+
+
+def count_entries(k: int | float | list[int], ids: Tensor, width: int) -> int | Tensor:
+    """How many of ``width`` entries ``k`` means: one number for all, or that of each of the clients ``ids`` [C].
+
+    Raises:
+        ValueError: an int above ``width``.
+    """
+    if isinstance(k, float):
+        return max(1, math.ceil(k * width))
+    try:
+        count_rank(max(k) if isinstance(k, list) else k, width)
+    except ValueError as error:
+        raise ValueError(str(error).replace("`rank=", "`k=")) from None
+    return torch.tensor(k, device=ids.device)[ids] if isinstance(k, list) else k

@@ -33,6 +33,7 @@ def build_engine(
     seed: int,
     cohort_size: int | None = None,
     clients_per_round: int = 10,
+    trace_steps: bool = False,
 ) -> LocalEngine:
     """Probe the model and build the engine.
 
@@ -44,6 +45,8 @@ def build_engine(
     batch, keys = _trial_batch(data, model, seed)
     model.probe(tree_map(lambda x: x[0], batch), keys[0])
     sequential = SequentialEngine(model, data, work, callbacks, seed)
+    if name == "sequential" and trace_steps:
+        raise ValueError("`trace_steps=true` needs the vectorized engine: use `engine=vectorized` or `engine=auto`.")
     if name == "sequential":
         return sequential
     with model.recording():
@@ -57,6 +60,8 @@ def build_engine(
         return sequential
     size = cohort_size or automatic_cohort_size(model)
     vectorized = VectorizedEngine(model, data, work, callbacks, seed, size)
+    if trace_steps:
+        vectorized.trace_steps()
     if name == "auto" and not _is_faster(vectorized, sequential, data, seed, clients_per_round):
         return sequential
     return vectorized

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from lfl.client import ClientModel
 from lfl.engine.base import LocalEngine
+from lfl.engine.trace import TracedStep
 from lfl.optim import ELEMENTWISE, build_optimizer
 from lfl.round import Cohort
 
@@ -17,6 +18,7 @@ class VectorizedEngine(LocalEngine):
     """Cohorts of up to ``cohort_size`` clients, the largest first so that those still at work are the first rows."""
 
     name: Literal["sequential", "vectorized"] = "vectorized"
+    traced: TracedStep | None = None
 
     @override
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
@@ -26,6 +28,22 @@ class VectorizedEngine(LocalEngine):
     @override
     def gradients(
         self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if self.traced is not None:
+            found: tuple[Tensor, Tensor, dict[str, Tensor]] = self.traced(params, batch, keys, anchor)
+            return found
+        return self._gradients(params, batch, keys, anchor, step)
+
+    def trace_steps(self) -> None:
+        """Record the step once for each shape of batch, and replay it from then on."""
+
+        def step(params: Tensor, batch: Any, keys: Tensor, anchor: Tensor) -> Any:
+            return self._gradients(params, batch, keys, anchor)
+
+        self.traced = TracedStep(step)
+
+    def _gradients(
+        self, params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, step: int = 0
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         params = params.detach().requires_grad_()
         losses, logs = batched_loss(self.model, params, batch, step, keys, anchor)

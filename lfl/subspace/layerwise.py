@@ -117,6 +117,9 @@ class LayerwiseBasis(Basis):
 def _multiply(matrices: Sequence[Tensor | None], source: Tensor, sizes_in: list[int], sizes_out: list[int]) -> Tensor:
     """Each matrix times its part of ``source``, written into its part of the result, without temporaries."""
     lead = source.shape[:-1]
+    if len(matrices) == 1 and matrices[0] is not None:
+        rows = source.view(*lead, matrices[0].shape[1], -1)
+        return (matrices[0] @ rows).view(*lead, -1)
     result = source.new_empty(*lead, sum(sizes_out))
     parts = zip(matrices, torch.split(source, sizes_in, -1), torch.split(result, sizes_out, -1), strict=True)
     with torch.no_grad():  # `out=` refuses tensors that require a gradient

@@ -1,0 +1,68 @@
+"""Random-k sparsification, with error feedback or unbiased.
+
+S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, https://arxiv.org/abs/1809.07599.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback
+from lfl.callbacks.topk import check_entries, count_entries
+from lfl.comm import Payload
+from lfl.randomness import client_keys
+from lfl.round import Cohort, Round
+from lfl.subspace.subsets import random_subsets
+from lfl.vector import ParameterVector
+
+_SLOT = "random-k/error"
+
+
+class RandomK(FederatedCallback):
+    """Sends k random entries of ``a = e_i + delta_i`` as they are, and keeps the rest: ``e_i = a - C(a)``.
+
+    Clients and server draw the entries from the seed: k values travel, no indices. ``k = D`` is FedAvg. Without error
+    feedback the entries are scaled by D/k, which is unbiased; scaled ones with error feedback would diverge.
+    State: e_i [D] for every client seen so far, kept across absences.
+
+    Args:
+        k: entries of the whole update: an int is a number, a float in (0, 1] a share (rounded up, at least one), a list
+            of ints one number for each client.
+        error_feedback: keep what was not sent; without it, scale what is sent.
+    """
+
+    linear = False  # every client has its own entries: decoded before averaging
+
+    def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True) -> None:
+        self.k, self.error_feedback = check_entries(k), error_feedback
+
+    @override
+    def check(self, layout: ParameterVector) -> None:
+        count_entries(self.k, torch.zeros(1, dtype=torch.int64), layout.dim)
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            check_entries(self.k, trainer.num_clients)
+            self._store = trainer.store
+
+    @override
+    def encode(self, cohort: Cohort, payload: Payload) -> Payload:
+        rows, ids = payload.values, cohort.ids.to(payload.values.device)
+        width = rows.shape[1]
+        counts = torch.as_tensor(count_entries(self.k, ids, width), device=rows.device).expand(len(rows))
+        keys = client_keys(ids, cohort.round.trainer.seed, "random-k", cohort.round.number)
+        mask = random_subsets(keys, counts.double(), width)
+        bits = counts * rows.element_size() * 8
+        if not self.error_feedback:
+            return Payload(rows * mask * (width / counts.to(rows))[:, None], bits)
+        self._store.declare(_SLOT, width, rows.dtype)
+        rows = rows + self._store.gather(_SLOT, cohort.ids)
+        self._store.scatter(_SLOT, cohort.ids, rows.masked_fill(mask, 0))
+        return Payload(rows.masked_fill(~mask, 0), bits)
+
+    @override
+    def decode(self, round: Round, values: Tensor) -> Tensor:
+        return values  # scattered where it was encoded; what travelled is counted there

@@ -1,0 +1,173 @@
+"""Independent runs of ``lfl fit`` by a list: in several processes, each with a small result file that is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from runs import RunFolder, fit, newest
+
+from lfl.loop import NonFiniteUpdateError
+
+Series = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What determines the numbers of a run.
+
+    Attributes:
+        config: a file in the folder of configs.
+        rounds: at most.
+        seed: of the problem and of every draw.
+        metrics: what is kept of it.
+        overrides: what is changed in the file, as on the command line.
+    """
+
+    config: str
+    rounds: int
+    seed: int
+    metrics: tuple[str, ...]
+    overrides: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """All overrides."""
+        own = {"trainer.max_rounds": self.rounds, "seed_everything": self.seed, "data.init_args.seed": self.seed}
+        return {**dict(self.overrides), **own, "trainer.checkpoint": "null", "trainer.accelerator": "cpu"}
+
+    def name(self, configs: Path) -> str:
+        """The config's name, and a hash of what is in it and of all else."""
+        content = [(configs / self.config).read_text(encoding="utf-8"), self.settings, self.metrics]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return f"{Path(self.config).stem}_{digest}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        last_round: the last one it finished.
+        seconds: it took.
+        failure: the message of the error that ended it; empty for none.
+        series: the metrics by round, where all of them were logged.
+    """
+
+    last_round: int
+    seconds: float
+    failure: str = ""
+    series: dict[str, Series] = field(default_factory=dict)
+
+    def write(self, path: Path, run: Run) -> None:
+        """Keep it, with the settings beside it."""
+        beside = path.with_suffix(f".{os.getpid()}")
+        content = {"config": run.config, "settings": run.settings, **asdict(self)}
+        beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome:
+        """The inverse of ``write``."""
+        content = json.loads(path.read_text(encoding="utf-8"))
+        series = {name: {int(n): value for n, value in rows.items()} for name, rows in content["series"].items()}
+        return cls(content["last_round"], content["seconds"], content["failure"], series)
+
+
+class Laboratory:
+    """Makes runs, or finds what they gave before.
+
+    Args:
+        configs: the folder of the runs' configs.
+        output: results go to ``results/`` in it.
+        jobs: processes, of one torch thread each; 1 for this process.
+        reuse: take the result file of a run with the same settings as it is.
+        tell: is told about every run that ends.
+    """
+
+    def __init__(
+        self, configs: Path, output: Path, jobs: int = 1, reuse: bool = True, tell: Callable[[str], None] = print
+    ) -> None:
+        self.configs, self.output, self.jobs, self.tell = configs, output, jobs, tell
+        self._reuse = reuse
+        self._made: dict[Run, Outcome] = {}
+
+    def outcomes(self, runs: Iterable[Run]) -> dict[Run, Outcome]:
+        """The outcomes of some runs; equal ones are made once."""
+        wanted = list(dict.fromkeys(runs))
+        folder = self.output / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = []
+        for run in wanted:
+            path = folder / f"{run.name(self.configs)}.json"
+            if self._reuse and run not in self._made and path.exists():
+                self._made[run] = Outcome.read(path)
+            if run not in self._made:
+                missing.append((run, path))
+        for number, (run, outcome) in enumerate(self._make(missing), 1):
+            self._made[run] = outcome
+            ended = f", ended by: {outcome.failure}" if outcome.failure else ""
+            self.tell(
+                f"[{number}/{len(missing)}] {describe(run)}: {outcome.last_round} rounds, {outcome.seconds:.0f} s{ended}"
+            )
+        return {run: self._made[run] for run in wanted}
+
+    def _make(self, missing: list[tuple[Run, Path]]) -> Iterator[tuple[Run, Outcome]]:
+        if min(self.jobs, len(missing)) <= 1:
+            for run, path in missing:
+                yield run, make(run, self.configs, path)
+            return
+        with ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            futures = {pool.submit(make, run, self.configs, path): run for run, path in missing}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def make(run: Run, configs: Path, path: Path) -> Outcome:
+    """Make a run and keep its outcome in ``path``; its run folder is removed."""
+    root = path.with_suffix("")
+    shutil.rmtree(root, ignore_errors=True)
+    started, failure = time.perf_counter(), ""
+    try:
+        folder = fit(configs / run.config, run.settings, root)
+    except NonFiniteUpdateError as error:
+        failure = str(error).partition(":")[0]
+        folder = newest(root) or RunFolder(root)
+    seconds = time.perf_counter() - started
+    outcome = Outcome(folder.rounds, seconds, failure, common_series(folder, run.metrics))
+    outcome.write(path, run)
+    shutil.rmtree(root, ignore_errors=True)
+    return outcome
+
+
+def common_series(folder: RunFolder, metrics: tuple[str, ...]) -> dict[str, Series]:
+    """The metrics at the rounds in which all of them were logged."""
+    series = {name: folder.series(name) for name in metrics}
+    rounds = [n for n in series[metrics[0]] if all(n in rows for rows in series.values())]
+    return {name: {n: rows[n] for n in rounds} for name, rows in series.items()}
+
+
+def describe(run: Run) -> str:
+    """A run in a few words."""
+    changed = [f"{key.rpartition('.')[2]}={value}" for key, value in run.overrides if "class_path" not in str(value)]
+    return " ".join([Path(run.config).stem, f"seed={run.seed}", *changed])
+
+
+def root_mean_square(values: Iterable[float]) -> float:
+    """The root of the mean of the squares; nan for none."""
+    found = list(values)
+    return math.sqrt(sum(value**2 for value in found) / len(found)) if found else math.nan
