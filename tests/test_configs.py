@@ -3,6 +3,7 @@
 import csv
 import functools
 import itertools
+import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +23,13 @@ FEWER = [
     "--trainer.accelerator=cpu",
     "--trainer.max_rounds=2",
     "--trainer.check_val_every_n_rounds=2",
-    "--trainer.participation.clients_per_round=2",
-    "--trainer.local_epochs=1",
     "--trainer.enable_progress_bar=false",
 ]
+# What makes the rounds of a config long, where it has such a setting.
+LESS_WORK = {
+    "clients_per_round": "--trainer.participation.clients_per_round=2",
+    "local_epochs": "--trainer.local_epochs=1",
+}
 # The published sets are replaced by a few random images, which 100 clients cannot share.
 FEW_IMAGES = ["--data.num_clients=4", "--data.batch_size=4", "--trainer.engine=sequential"]
 
@@ -54,6 +58,12 @@ def first_line(name: str) -> list[str]:
     return shlex.split(line.removeprefix("# "))
 
 
+def fewer(arguments: list[str]) -> list[str]:
+    """Overrides for a command that make two short rounds of it."""
+    texts = "".join((REPOSITORY / word).read_text() for word in arguments if word.startswith("configs/"))
+    return FEWER + [override for setting, override in LESS_WORK.items() if f" {setting}:" in texts]
+
+
 def write_data(name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Put tiny files where the config looks for a published data set; whether it does."""
     source = yaml.safe_load((REPOSITORY / name).read_text()).get("data", {}).get("init_args", {}).get("source")
@@ -78,13 +88,14 @@ def test_config_runs_by_its_own_command(name: str, monkeypatch: pytest.MonkeyPat
     program, *arguments = first_line(name)
     few_images = FEW_IMAGES if write_data(name, monkeypatch) else []
 
-    main([*arguments, *FEWER, *few_images])
+    main([*arguments, *fewer(arguments), *few_images])
 
     rows = metrics()
     assert program == "lfl"
     assert name in arguments
     assert len(rows) == 2
-    assert 0 <= float(rows[-1]["val_acc"]) <= 1
+    assert all(math.isfinite(float(rows[-1][metric])) for metric in ("train/loss", "comm/up_bytes"))
+    assert any(metric.startswith("val") and math.isfinite(float(value)) for metric, value in rows[-1].items())
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -102,7 +113,8 @@ def test_printed_config_fed_back_prints_the_same(name: str, capsys: pytest.Captu
 
 
 def test_round_two_runs_with_the_decayed_rate() -> None:
-    main([*first_line("configs/lr_schedules/exponential.yaml")[1:], *FEWER])
+    arguments = first_line("configs/lr_schedules/exponential.yaml")[1:]
+    main([*arguments, *fewer(arguments)])
     rates = [float(row["lr"]) for row in metrics()]
     assert rates[1] == pytest.approx(0.998 * rates[0])
 
@@ -137,7 +149,7 @@ def test_sweep_commands_work_verbatim(capsys: pytest.CaptureFixture[str]) -> Non
         )
         assert f"--optimizer.init_args.lr={config['optimizer']['init_args']['lr']}" in command
         assert f"--seed_everything={config['seed_everything']}" in command
-    main([*last[1:], *FEWER])
+    main([*last[1:], *fewer(last)])
 
     assert first_line(SWEEP) == ["wandb", "sweep", SWEEP]
     assert last[0] == "lfl"

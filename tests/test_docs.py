@@ -102,7 +102,8 @@ def test_ci_takes_the_first_two_commands_from_readme() -> None:
     main_job, tests = printed.stdout.splitlines()
     script = (REPOSITORY / ".ci/run").read_text()
     assert [main_job, tests] == commands("README.md")[:2]
-    assert main_job == f"{SET_UP} --quiet . && .venv/bin/lfl fit --config configs/ssf.yaml"
+    assert main_job.startswith(SET_UP)
+    assert main_job.endswith(".venv/bin/lfl fit --config configs/ssf.yaml")
     assert tests.startswith(SET_UP)
     assert "pytest" in tests
     assert 'eval "$(readme_command 1)"' in script
@@ -130,7 +131,7 @@ def test_every_config_of_the_method_table_exists_and_every_callback_has_a_sectio
     import lfl.callbacks
 
     rows = [line for line in (REPOSITORY / "README.md").read_text().splitlines() if line.startswith("|")]
-    table = re.findall(r"`(\w+\.yaml)`", "".join(rows))
+    table = re.findall(r"`([\w/]+\.yaml)`", "".join(rows))
     methods = (REPOSITORY / "docs/methods.md").read_text()
     assert len(table) >= 7
     assert all((REPOSITORY / "configs" / name).exists() for name in table)

@@ -1,0 +1,45 @@
+"""What a paper says, and whether it holds here, with the numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from report import Table
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper.
+
+    Attributes:
+        text: what it says.
+        holds: whether it does here.
+        numbers: why.
+    """
+
+    text: str
+    holds: bool
+    numbers: str
+
+
+def tabulate_claims(title: str, claims: list[Claim]) -> Table:
+    """A line for each."""
+    table = Table(f"{title}: what the paper says", ["claim", "here", "numbers"])
+    for claim in claims:
+        table.add(claim.text, "holds" if claim.holds else "does not hold", claim.numbers)
+    return table
+
+
+def ordered(text: str, values: dict[str, float], scale: float = 1.0) -> Claim:
+    """The values, in their order, increase; one that is not finite is larger than all that are."""
+    ranks = [value if math.isfinite(value) else math.inf for value in values.values()]
+    holds = all(a < b for a, b in zip(ranks, ranks[1:], strict=False))
+    return Claim(text, holds, ", ".join(f"{name} {number(value * scale)}" for name, value in values.items()))
+
+
+def number(value: float) -> str:
+    """Three digits."""
+    if not math.isfinite(value):
+        return "diverged"
+    return f"{value:.1e}" if value and not 1e-2 <= abs(value) < 1e4 else f"{value:#.3g}".rstrip(".")
