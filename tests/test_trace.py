@@ -10,7 +10,7 @@ from methods import METHODS
 from torch import Tensor
 
 from lfl.data import FederatedDataModule, IIDPartitioner, RandomCrop
-from lfl.engine.trace import TraceError, TracedStep
+from lfl.engine.trace import TracedStep, TraceError
 
 
 def even_data(**options: Any) -> FederatedDataModule:
