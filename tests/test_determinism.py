@@ -1,5 +1,6 @@
 """What may not change a weight, to the bit; and what changes it by rounding only."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lfl.callbacks import Scaffold
 from lfl.participation import Participation, UniformParticipation
+from lfl.round import Cohort
 
 ENGINES = ["sequential", "vectorized"]
 
@@ -82,3 +84,15 @@ def test_ten_fits_in_one_process_leave_nothing(tmp_path: Path) -> None:
     vectors = [train([Scaffold()], tmp_path, mlp(), engine="vectorized", max_rounds=2).server.vector for _ in range(10)]
     assert all(torch.equal(vector, vectors[0]) for vector in vectors)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"run_{i:03d}" for i in range(10)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_cohorts_do_not_outlive_their_round(engine: str, tmp_path: Path) -> None:
+    """Nothing of a client waits for the garbage collector: on a GPU that would be the memory of many cohorts."""
+    gc.collect()
+    gc.disable()
+    try:
+        train([Scaffold("I")], tmp_path, mlp(), engine=engine)
+        assert not [found for found in gc.get_objects() if type(found) is Cohort]
+    finally:
+        gc.enable()
