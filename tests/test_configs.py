@@ -27,6 +27,9 @@ LESS_WORK = {
     "clients_per_round": "--trainer.participation.clients_per_round=2",
     "local_epochs": "--trainer.local_epochs=1",
 }
+# The convex problems say themselves who takes part and how many steps are taken.
+FEWER_OF_PROBLEMS = [option for option in FEWER if "participation" not in option and "local_epochs" not in option]
+PROBLEM_METRICS = {"matrix": "val_error", "robust": "val_relative_gradient_norm"}
 # The published sets are replaced by a few random images, which 100 clients cannot share.
 FEW_IMAGES = ["--data.num_clients=4", "--data.batch_size=4", "--trainer.engine=sequential"]
 

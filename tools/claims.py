@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -31,15 +32,19 @@ def tabulate_claims(title: str, claims: list[Claim]) -> Table:
     return table
 
 
-def ordered(text: str, values: dict[str, float], scale: float = 1.0) -> Claim:
-    """The values, in their order, increase; one that is not finite is larger than all that are."""
+def ordered(text: str, values: dict[str, float]) -> Claim:
+    """The values increase in their order; one that is not finite is larger than all that are."""
     ranks = [value if math.isfinite(value) else math.inf for value in values.values()]
-    holds = all(a < b for a, b in zip(ranks, ranks[1:], strict=False))
-    return Claim(text, holds, ", ".join(f"{name} {number(value * scale)}" for name, value in values.items()))
+    return compared(text, all(a < b for a, b in itertools.pairwise(ranks)), values, "diverged")
 
 
-def number(value: float) -> str:
+def compared(text: str, holds: bool, values: dict[str, float], otherwise: str = "not reached") -> Claim:
+    """A claim with the numbers that decide it, ``otherwise`` for those that are not finite."""
+    return Claim(text, holds, ", ".join(f"{name} {number(value, otherwise)}" for name, value in values.items()))
+
+
+def number(value: float, otherwise: str = "diverged") -> str:
     """Three digits."""
     if not math.isfinite(value):
-        return "diverged"
-    return f"{value:.1e}" if value and not 1e-2 <= abs(value) < 1e4 else f"{value:#.3g}".rstrip(".")
+        return otherwise
+    return f"{value:.2e}" if value and not 1e-2 <= abs(value) < 1e4 else f"{value:#.3g}".rstrip(".")

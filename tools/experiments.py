@@ -117,9 +117,8 @@ class Laboratory:
         for number, (run, outcome) in enumerate(self._make(missing), 1):
             self._made[run] = outcome
             ended = f", ended by: {outcome.failure}" if outcome.failure else ""
-            self.tell(
-                f"[{number}/{len(missing)}] {describe(run)}: {outcome.last_round} rounds, {outcome.seconds:.0f} s{ended}"
-            )
+            spent = f"{outcome.last_round} rounds, {outcome.seconds:.0f} s"
+            self.tell(f"[{number}/{len(missing)}] {describe(run)}: {spent}{ended}")
         return {run: self._made[run] for run in wanted}
 
     def _make(self, missing: list[tuple[Run, Path]]) -> Iterator[tuple[Run, Outcome]]:
@@ -163,7 +162,7 @@ def common_series(folder: RunFolder, metrics: tuple[str, ...]) -> dict[str, Seri
 
 def describe(run: Run) -> str:
     """A run in a few words."""
-    changed = [f"{key.rpartition('.')[2]}={value}" for key, value in run.overrides if "class_path" not in str(value)]
+    changed = [f"{key.rpartition('.')[2]}={value}" for key, value in run.overrides if not key.endswith("+")]
     return " ".join([Path(run.config).stem, f"seed={run.seed}", *changed])
 
 

@@ -27,8 +27,10 @@ import reproduce_ssgd
 import torch
 from claims import tabulate_claims
 from experiments import Laboratory
+from reproduce_ssf import ErrorTable
+from reproduce_ssgd import TimeFigure
 
-TARGETS = {**reproduce_ssf.TARGETS, **reproduce_ssgd.TARGETS}
+TARGETS: dict[str, ErrorTable | TimeFigure] = {**reproduce_ssf.TARGETS, **reproduce_ssgd.TARGETS}
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -55,7 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
         table, found = target.reproduce(laboratory, options.seeds, options.rounds, options.quick, figure)
         claims = tabulate_claims(target.title, found)
         if options.quick or options.rounds:
-            table.notes.append("NOT A REPRODUCTION: the runs were cut short, so neither numbers nor claims count.")
+            for part in (table, claims):
+                part.notes.append("NOT A REPRODUCTION: the runs were cut short, so neither numbers nor claims count.")
         for part, suffix in ((table, ""), (claims, "-claims")):
             part.write(output, name + suffix)
             part.show()

@@ -95,9 +95,8 @@ class Errors:
 
     def peak(self, place: Place, method: Method) -> float:
         """The largest error in the second half of the rounds."""
-        return max(
-            (e for outcome in self._outcomes[place, method] for e in self._after(outcome, 0.5)), default=math.nan
-        )
+        errors = [error for outcome in self._outcomes[place, method] for error in self._after(outcome, 0.5)]
+        return max(errors, default=math.nan)
 
     def num_failures(self, place: Place, method: Method) -> int:
         """Runs that ended with NaN or infinity."""

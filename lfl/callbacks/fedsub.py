@@ -33,8 +33,9 @@ class FedSub(FederatedCallback):
         refresh_every: rounds between draws.
         variant: ``public`` is the authors' code: only the participants of a round change their dual. ``stale`` lets all
             N clients do, every round, the absent ones with the z_i of their last participation, whatever its basis was
-            (zero before the first): a guess that gives the numbers that SSF's paper prints for FedSub. It costs O(N) a
-            round, and a second R numbers of state per client.
+            (zero before the first): a guess at what SSF's paper ran, where FedSub diverges. An absent client adds the
+            same z_i again and again, which amplifies differences between duals. It costs O(N) a round, and a second R
+            numbers of state per client.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class FedSub(FederatedCallback):
             store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - round.update_coordinates)
         if self.variant == "stale" and round.update_coordinates is not None:
             ids = self._absent(round)
-            moved = store.gather(_LAST, ids) - round.update_coordinates
+            moved: Tensor = store.gather(_LAST, ids) - round.update_coordinates
             self._write(ids, self._duals(ids, round.number) + moved, round.number)
 
     def _duals(self, ids: Tensor, round_number: int) -> Tensor:
@@ -117,7 +118,7 @@ class FedSub(FederatedCallback):
     def _absent(self, round: Round) -> Tensor:
         """Ids of this process's clients that have data and are not in the round's aggregate."""
         fabric = self._trainer.fabric
-        absent = self._trainer.data.client_sizes > 0
+        absent: Tensor = self._trainer.data.client_sizes > 0
         absent &= torch.arange(len(absent)) % fabric.world_size == fabric.global_rank
         for ids in round.reported:
             absent[ids] = False

@@ -222,7 +222,7 @@ def test_ranks_of_a_central_trainer_share_an_epoch(monkeypatch, world_size):
     assert torch.equal(torch.cat(seen).unique(), torch.arange(60))
 
 
-class Classifier(lightning.LightningModule):
+class Central(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(64, 10)
@@ -254,7 +254,7 @@ def central_trainer(tmp_path, **settings):
 @pytest.mark.parametrize("transforms", [[], [RandomCrop(1)]])
 def test_the_same_module_trains_centrally(tmp_path, transforms):
     data = FederatedDataModule(Digits(), batch_size=32, train_transforms=transforms)
-    model, trainer = Classifier(), central_trainer(tmp_path, max_epochs=2)
+    model, trainer = Central(), central_trainer(tmp_path, max_epochs=2)
     trainer.fit(model, datamodule=data)
     assert trainer.test(model, datamodule=data, verbose=False)[0]["test/acc"] > 0.7
     assert sum(map(len, trainer.predict(model, datamodule=data))) == len(data.source.load()[1])
@@ -263,7 +263,7 @@ def test_the_same_module_trains_centrally(tmp_path, transforms):
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning 2.6 with torch 2.14
 def test_fast_dev_run(tmp_path):
-    central_trainer(tmp_path, fast_dev_run=True).fit(Classifier(), datamodule=FederatedDataModule(Digits()))
+    central_trainer(tmp_path, fast_dev_run=True).fit(Central(), datamodule=FederatedDataModule(Digits()))
 
 
 def test_defaults_are_real_objects_from_python():
