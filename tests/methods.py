@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lfl.callbacks import FLSSGD, FLSSVRG, SSF, FederatedCallback, FedSub, Proximal, Scaffold, TopK
+from lfl.callbacks import FLSSGD, FLSSVRG, SSF, FederatedCallback, FedSub, Proximal, RandomK, Scaffold, TopK
 from lfl.subspace import (
     CoordinateSubspace,
     DenseSubspace,
@@ -23,6 +23,7 @@ METHODS: dict[str, Stack] = {
     "ssf-hadamard": lambda: [SSF(HadamardSubspace(0.3))],
     "fedsub": lambda: [FedSub(LayerwiseSubspace(0.3), refresh_every=2)],
     "top-k": lambda: [TopK(0.1)],
+    "random-k": lambda: [RandomK(0.1)],
     "fl-ssgd": lambda: [FLSSGD(40.5)],
     "fl-ssvrg": lambda: [FLSSVRG(20, 30.5, epoch_rounds=2)],
     "fedprox+scaffold": lambda: [Proximal(mu=0.1), Scaffold()],

@@ -13,7 +13,8 @@ from conftest import train
 
 from lfl.callbacks import FedSub, RandomK, TopK
 from lfl.callbacks.topk import keep_largest
-from lfl.participation import FixedParticipation
+from lfl.checkpointing import Checkpointing
+from lfl.participation import FixedParticipation, FullParticipation
 from lfl.subspace import LayerwiseSubspace
 
 TOOLS = Path(__file__).parent.parent / "tools"
@@ -318,8 +319,6 @@ def test_stale_duals_by_hand(tmp_path: Path) -> None:
 
 
 def test_with_all_clients_stale_is_public(tmp_path: Path) -> None:
-    from lfl.participation import FullParticipation
-
     vectors = [
         train(
             [FedSub(LayerwiseSubspace(0.3), refresh_every=2, variant=variant)],
@@ -329,6 +328,15 @@ def test_with_all_clients_stale_is_public(tmp_path: Path) -> None:
         for variant in ("public", "stale")
     ]
     assert torch.equal(*vectors)
+
+
+def test_stale_duals_survive_a_restart(tmp_path: Path) -> None:
+    checkpoint = Checkpointing(every_n_rounds=2, keep_all=True)
+    stack = [FedSub(LayerwiseSubspace(0.3), refresh_every=2, variant="stale")]
+    unbroken = train(stack, tmp_path / "unbroken", max_rounds=5, checkpoint=checkpoint)
+    saved = Path(unbroken.log_dir) / "checkpoints" / "round_000002.ckpt"
+    resumed = train(stack, tmp_path / "resumed", ckpt_path=str(saved), max_rounds=5, checkpoint=checkpoint)
+    assert torch.equal(resumed.server.vector, unbroken.server.vector)
 
 
 def test_random_k_with_error_feedback_loses_nothing(tmp_path: Path) -> None:
