@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning
 from jsonargparse.typing import PositiveInt
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
 from lfl.checkpoint import CheckpointError, save_atomically
+from lfl.display import direction_of
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer
@@ -24,7 +26,7 @@ class Checkpointing:
     Args:
         every_n_rounds: distance of checkpoints.
         monitor: a logged metric, such as ``val_acc``; none for no best checkpoint.
-        mode: whether ``monitor`` should be large or small.
+        mode: whether ``monitor`` should be large or small; auto goes by its name (loss and error small, acc large).
         keep_all: also keep ``round_000010.ckpt`` and so on.
     """
 
@@ -32,9 +34,11 @@ class Checkpointing:
         self,
         every_n_rounds: PositiveInt = 10,
         monitor: str | None = None,
-        mode: Literal["max", "min"] = "max",
+        mode: Literal["auto", "max", "min"] = "auto",
         keep_all: bool = False,
     ) -> None:
+        if monitor is not None and mode == "auto" and not direction_of(monitor):
+            raise ValueError(f"The name `monitor={monitor}` does not say what is better: set `mode` to max or min.")
         self.every_n_rounds, self.monitor, self.mode, self.keep_all = every_n_rounds, monitor, mode, keep_all
         self.best: float | None = None
         self.saved_round = 0
@@ -61,6 +65,8 @@ class Checkpointing:
 
     def at_end(self, trainer: FederatedTrainer) -> None:
         """Write what is missing: a signal may have come after the last round decided that nothing is due."""
+        if self.monitor is not None and self.best is None and trainer.current_round:
+            rank_zero_warn(f"No round logged `checkpoint.monitor={self.monitor}`: there is no best checkpoint.")
         if trainer.current_round > self.saved_round:
             self.save(trainer, "last.ckpt")
             self.saved_round = trainer.current_round
@@ -87,7 +93,8 @@ class Checkpointing:
             return False
         if self.best is None:
             return True
-        return value > self.best if self.mode == "max" else value < self.best
+        is_larger_better = direction_of(str(self.monitor)) > 0 if self.mode == "auto" else self.mode == "max"
+        return value > self.best if is_larger_better else value < self.best
 
 
 def trainer_state(trainer: FederatedTrainer) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def trainer_state(trainer: FederatedTrainer) -> dict[str, Any]:
         "server": trainer.server.state_dict(),
         "server_buffers": trainer.server_buffers.cpu().clone(),
         "server_counters": [counter.cpu().clone() for counter in trainer.server_counters],
-        "callbacks": [callback.state_dict() for callback in trainer.stack],
+        "callback_states": [callback.state_dict() for callback in trainer.stack],
         "ledger": trainer.ledger.state_dict(),
         "learning_rates": trainer.learning_rates.state_dict(),
         "summary": trainer.summary.state_dict(),
@@ -129,7 +136,7 @@ def restore_trainer(trainer: FederatedTrainer, state: dict[str, Any], path: Path
     trainer.load_frozen_state(state["state_dict"])
     trainer.server_buffers = state["server_buffers"].to(trainer.fabric.device)
     trainer.server_counters = [counter.to(trainer.fabric.device) for counter in state["server_counters"]]
-    for callback, saved in zip(trainer.stack, state["callbacks"], strict=True):
+    for callback, saved in zip(trainer.stack, state["callback_states"], strict=True):
         callback.load_state_dict(saved)
     trainer.ledger.load_state_dict(state["ledger"])
     trainer.learning_rates.load_state_dict(state["learning_rates"])

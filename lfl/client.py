@@ -47,7 +47,8 @@ class Recorder:
         if isinstance(value, Metric):
             self.metrics[name] = value
             return
-        self.values[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        self.values[name] = _scalar(tensor, f"`self.log({name!r}, ...)` takes a scalar")
         if options.get("batch_size"):
             self.batch_sizes[name] = options["batch_size"]
 
@@ -128,8 +129,8 @@ class ClientModel:
         self._features: dict[str, Tensor] = {}
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self.parameters = [parameters[name] for name in self.layout.names]
-        self._buffers = [buffers[name] for name in self.buffer_layout.names]
-        self.counters = [b for b in buffers.values() if not b.is_floating_point()]
+        self._buffers = {name: buffers[name] for name in self.buffer_layout.names}
+        self._counters = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
         self._batch_norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._bound: Tensor | None = None
         # Asking for tied weights at every call costs a walk through the module.
@@ -153,14 +154,23 @@ class ClientModel:
 
     def flat_buffers(self) -> Tensor:
         """A copy of the module's floating-point buffers [B]."""
-        return torch.cat([b.reshape(-1) for b in self._buffers]) if self._buffers else self.parameters[0].new_empty(0)
+        if not self._buffers:
+            return self.parameters[0].new_empty(0)
+        return torch.cat([self.module.get_buffer(name).reshape(-1) for name in self._buffers])
+
+    @property
+    def counters(self) -> list[Tensor]:
+        """The module's integer buffers as they are now."""
+        return [self.module.get_buffer(name) for name in self._counters]
 
     def load_buffers(self, flat: Tensor, counters: list[Tensor]) -> None:
         """Copy buffers [B] and the integer ones into the module."""
-        for buffer, view in zip(self._buffers, self.buffer_layout.views(flat).values(), strict=True):
-            buffer.copy_(view)
-        for buffer, value in zip(self.counters, counters, strict=True):
-            buffer.copy_(value)
+        values = {**self.buffer_layout.views(flat), **dict(zip(self._counters, counters, strict=True))}
+        for name, own in {**self._buffers, **self._counters}.items():
+            own.copy_(values[name])
+            # A step may have put another tensor in its place.
+            owner, _, leaf = name.rpartition(".")
+            self.module.get_submodule(owner)._buffers[leaf] = own
 
     # -- the training step ----------------------------------------------------------------------------------------
 
@@ -206,7 +216,7 @@ class ClientModel:
                 f"`{type(self.module).__name__}.training_step` must return the loss (a tensor, or a dict with 'loss'), "
                 f"got {type(output).__name__}."
             )
-        return loss
+        return _scalar(loss, f"`{type(self.module).__name__}.training_step` must return a scalar loss")
 
     def probe(self, batch: Batch, key: Tensor) -> None:
         """Take one training step on the side, to learn what the module does; leaves no trace.
@@ -216,16 +226,16 @@ class ClientModel:
             key: the key of its random draws.
         """
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        floats, integers = self.flat_buffers(), [counter.clone() for counter in self.counters]
         state = torch.get_rng_state()
-        with self.recording(), torch.no_grad(), ClientRandom(key) as random:
+        with self.recording(), ClientRandom(key) as random:
             self.recorder.start()
             self.run_step(batch, 0)
         self.random_operations = random.draws > 0
         self.uses_global_generator = not torch.equal(state, torch.get_rng_state())
         self.changed_buffers = [n for n, b in self.module.named_buffers() if not torch.equal(b, buffers[n])]
         torch.set_rng_state(state)
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(buffers[name])
+        self.load_buffers(floats, integers)
         self.logged_metrics = list(self.recorder.metrics)
         self.reset_metrics()
 
@@ -258,12 +268,13 @@ class ClientModel:
     @contextmanager
     def _running_statistics(self) -> Iterator[None]:
         """BatchNorm on its running statistics: the variance of one example does not exist, and torch would raise."""
-        for norm in self._batch_norms:
+        training = [norm for norm in self._batch_norms if norm.training]
+        for norm in training:
             norm.eval()
         try:
             yield
         finally:
-            for norm in self._batch_norms:
+            for norm in training:
                 norm.train()
 
     @cached_property
@@ -289,6 +300,12 @@ class ClientModel:
             self._features[name] = output
 
         layer.register_forward_hook(keep)
+
+
+def _scalar(value: Tensor, rule: str) -> Tensor:
+    if value.numel() != 1:
+        raise TypeError(f"{rule}, got a tensor of shape {tuple(value.shape)}.")
+    return value.reshape(())
 
 
 def _is_single(batch: Batch) -> bool:

@@ -151,7 +151,7 @@ class RunSummary:
         for key, value in metrics.items():
             record = self._records.get(key)
             if record is None:
-                record = self._records[key] = _Record(_direction(key))
+                record = self._records[key] = _Record(direction_of(key))
             record.update(float(value), round)
 
     def best(self, key: str) -> tuple[float, int] | None:
@@ -384,7 +384,8 @@ class _Record:
             self.best, self.best_round = value, round_number
 
 
-def _direction(name: str) -> int:
+def direction_of(name: str) -> int:
+    """1 if a metric of this name should be large, -1 if small, 0 if the name does not say."""
     # The loss first: `val_acc_loss` would be a loss.
     if any(word in name for word in _LOWER_IS_BETTER):
         return -1

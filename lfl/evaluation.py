@@ -51,6 +51,7 @@ class Evaluator:
         outputs: list[Any] = []
         module = self._model.module
         prefix = _STEPS[stage]
+        modes = {part: part.training for part in module.modules()}
         module.eval()
         try:
             with torch.no_grad(), self._model.recording():
@@ -66,7 +67,8 @@ class Evaluator:
                 metrics.update(self._model.compute_metrics())
                 self._call(f"on_{prefix}_end")
         finally:
-            module.train()
+            for part, training in modes.items():  # as Lightning does: frozen parts may be in evaluation mode
+                part.training = training
         return metrics, outputs
 
     def _run_loader(

@@ -47,6 +47,8 @@ def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedule
             f"`{type(module).__name__}.configure_optimizers` returned {len(optimizers)} optimizers; a client is "
             "trained by exactly one."
         )
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the loss several times a step, which local steps do not offer: use another.")
     return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
 
 
@@ -111,8 +113,8 @@ class LearningRates:
         """The rate of the first group, for the log."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def step(self, round_number: int, metrics: dict[str, float]) -> None:
-        """End a round; ``metrics`` serve schedulers that watch one."""
+    def step(self, round_number: int, metrics: dict[str, float], was_evaluated: bool = True) -> None:
+        """End a round; ``metrics`` serve schedulers that watch one, in rounds that were evaluated."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # it never steps itself; silences torch
         for config in self._schedulers:
             if round_number % config.frequency:
@@ -121,7 +123,7 @@ class LearningRates:
                 _advance(config)
             elif config.monitor in metrics:
                 _advance(config, metrics[config.monitor])
-            elif config.strict:
+            elif config.strict and was_evaluated:
                 raise ValueError(
                     f"The learning-rate scheduler watches {config.monitor!r}, which round {round_number} did not log; "
                     f"it logged: {', '.join(sorted(metrics))}."

@@ -12,6 +12,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -50,6 +51,11 @@ _UNCALLED_HOOKS = (
     "configure_gradient_clipping",
     "lr_scheduler_step",
     "backward",
+    "on_before_batch_transfer",
+    "on_after_batch_transfer",
+    "transfer_batch_to_device",
+    "on_save_checkpoint",
+    "configure_callbacks",
     "on_validation_batch_start",
     "on_validation_batch_end",
 )
@@ -89,7 +95,7 @@ class FederatedTrainer(LightningFacade):
         checkpoint: when checkpoints are written; none for never.
         default_root_dir: each run makes a new folder here.
         enable_progress_bar: show a progress bar and the closing table.
-        seed: of every draw; the CLI links it to seed_everything.
+        seed: of every draw of the training; the CLI links it to seed_everything. The partition has its own, data.seed.
     """
 
     def __init__(
@@ -126,6 +132,21 @@ class FederatedTrainer(LightningFacade):
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,
     ) -> None:
+        _check_choice("engine", engine, ("auto", "sequential", "vectorized"))
+        _check_choice("buffers", buffers, ("average", "server", "client"))
+        _check_choice("on_nonfinite", on_nonfinite, ("stop", "skip"))
+        _check_choice("gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
+        _check_choice("local_sampling", local_sampling, ("epochs", "replacement"))
+        counts = {"local_epochs": local_epochs, "local_steps": local_steps, "cohort_size": cohort_size}
+        for name, count in {**counts, "check_val_every_n_rounds": check_val_every_n_rounds}.items():
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise ValueError(f"`{name}={count}` must be a whole number of at least 1.")
+        if max_rounds < 0:
+            raise ValueError(f"`max_rounds={max_rounds}` must be at least 0.")
+        if gradient_clip_val is not None and gradient_clip_val <= 0:
+            raise ValueError(
+                f"`gradient_clip_val={gradient_clip_val}` must be greater than 0, or none for no clipping."
+            )
         if local_epochs is not None and local_steps is not None:
             raise ValueError(f"Give `local_epochs={local_epochs}` or `local_steps={local_steps}`, not both.")
         self.fabric = Fabric(
@@ -140,12 +161,18 @@ class FederatedTrainer(LightningFacade):
         self.seed, self.checkpoint, self.default_root_dir = seed, own(checkpoint), Path(default_root_dir)
         self._server_optimizer = server_optimizer
         listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-        # Lightning's own callbacks (the CLI's config saver) only see `setup`.
+        for callback in listed:
+            if not isinstance(callback, FederatedCallback | SaveConfigCallback):
+                raise ValueError(
+                    f"`callbacks` takes FederatedCallbacks, not {callback!r}: its hooks would not be called."
+                )
+        # The CLI's config saver only sees `setup`.
         self.callbacks = list(listed)
         self.stack = [callback for callback in listed if isinstance(callback, FederatedCallback)]
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
         self.summary = RunSummary()
         self._csv = logger is not False
+        self._own_logger: CSVLogger | None = None
         self.loggers: list[Logger] = (
             list(logger) if isinstance(logger, list) else [] if isinstance(logger, bool) else [logger]
         )
@@ -174,6 +201,8 @@ class FederatedTrainer(LightningFacade):
             ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
         """
         self.should_stop, self.interrupted = False, 0
+        self.current_round, self.total_refused, self.uplink_seconds = 0, 0, 0.0  # every fit is a run of its own
+        self.summary = RunSummary()
         resumed = self._resolve(ckpt_path)
         saved = load_checkpoint(resumed) if resumed is not None else None
         self._prepare(model, datamodule, "fit")
@@ -190,7 +219,7 @@ class FederatedTrainer(LightningFacade):
         for callback in self.stack:
             callback.on_fit_start(self, model)  # type: ignore[arg-type]
         model.on_fit_start()
-        model.on_train_start()
+        self._logged_in(model.on_train_start)
         with GracefulSignals(self):
             self._run_rounds(model)
         self.client_model.bind(self.server.vector.clone())
@@ -348,8 +377,10 @@ class FederatedTrainer(LightningFacade):
         partition = getattr(self.data, "partition", None)
         if self.is_global_zero and partition is not None:
             partition.save(Path(self.log_dir) / "partition.pt")
+        self.loggers = [logger for logger in self.loggers if logger is not self._own_logger]
         if self._csv:
-            self.loggers.insert(0, CSVLogger(self.log_dir))
+            self._own_logger = CSVLogger(self.log_dir)
+            self.loggers.insert(0, self._own_logger)
 
     def _open_store(self) -> None:
         self.store = ClientStore(
@@ -421,12 +452,12 @@ class FederatedTrainer(LightningFacade):
         self.summary.start()
         try:
             while self.current_round < self.max_rounds and not self._is_stopping():
-                model.on_train_epoch_start()
+                logged = self._logged_in(model.on_train_epoch_start)
                 round = loop.run_round(self.current_round + 1)
                 self.current_round = round.number
-                model.on_train_epoch_end()
-                metrics = {name: float(value) for name, value in round.metrics.items()}
-                self.learning_rates.step(round.number, metrics)
+                logged |= self._logged_in(model.on_train_epoch_end)
+                metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
+                self.learning_rates.step(round.number, metrics, self.is_evaluation_due(round.number))
                 self._write(round.number, metrics)
             if self.checkpoint is not None:
                 self.checkpoint.at_end(self)
@@ -436,6 +467,13 @@ class FederatedTrainer(LightningFacade):
                 logger.finalize("success")
         if self.current_round:
             self.display.show(self.summary.render(self.log_dir))
+
+    def _logged_in(self, hook: Callable[[], Any]) -> dict[str, Tensor]:
+        """What a hook of the module logs."""
+        with self.client_model.recording() as recorder:
+            recorder.start()
+            hook()
+            return dict(recorder.values)
 
     def _is_stopping(self) -> bool:
         """Whether any process was asked to stop; all agree on the round after which they do."""
@@ -492,6 +530,12 @@ class FederatedTrainer(LightningFacade):
     @property
     def _rank_suffix(self) -> str:
         return f".rank{self.global_rank}" if self.world_size > 1 else ""
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """The command line checks this before; from Python nobody else does."""
+    if value not in allowed:
+        raise ValueError(f"`{name}={value}` must be one of {', '.join(allowed)}.")
 
 
 def _without(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

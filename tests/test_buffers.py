@@ -215,3 +215,24 @@ def test_plain_cnn_has_no_buffers(tmp_path: Path) -> None:
     trainer = train([], tmp_path, Classifier(SmallCNN(), lr=0.1), max_rounds=1)
     assert trainer.server_buffers.numel() == 0
     assert mlp().state_dict().keys()
+
+
+def test_a_buffer_that_is_replaced_does_not_leak_to_the_next_client(tmp_path: Path) -> None:
+    """``self.ema = ...`` puts another tensor in the buffer's place: every client starts from the server's all the same."""
+
+    class Replacing(Strange):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ema", torch.zeros(1))
+            self.seen: list[float] = []
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            self.seen.append(float(self.ema))
+            self.ema = self.ema * 0.9 + 1
+            return super().training_step(batch, batch_idx)
+
+    module = Replacing()
+    options = {"max_rounds": 1, "local_steps": 2, "participation": FixedParticipation([[0, 1, 2]])}
+    trainer = train([], tmp_path, module, ragged_data(), precision="32-true", **options)
+    assert module.seen == pytest.approx([0.0, *[0.0, 1.0] * 3])  # the first is a look before the run
+    assert float(trainer.server_state_dict()["ema"]) == pytest.approx(1.9)

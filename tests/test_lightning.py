@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import images, mlp, ragged_data, train
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -203,3 +204,83 @@ def test_batch_hooks_that_are_not_called_are_named(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="overrides on_train_batch_end, which lfl does not call"):
         train([], tmp_path, Hooked(), max_rounds=1)
+
+
+def test_frozen_parts_stay_in_evaluation_mode(tmp_path: Path) -> None:
+    """As under lightning.Trainer: evaluation gives every part its own mode back."""
+    module = mlp(dropout=0.5)
+    dropout = next(part for part in module.modules() if isinstance(part, nn.Dropout))
+    dropout.eval()
+    train([], tmp_path, module, max_rounds=2, check_val_every_n_rounds=1, engine="vectorized")
+    assert not dropout.training
+    assert module.training
+
+
+def test_a_gradient_penalty_can_be_trained(tmp_path: Path) -> None:
+    class Penalised(Stock):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            x = batch[0].requires_grad_()
+            logits = self.layers(x)
+            (gradient,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
+            return nn.functional.cross_entropy(logits, batch[1]) + gradient.square().mean()
+
+    torch.manual_seed(0)
+    run = train([], tmp_path, Penalised(), max_rounds=1)
+    assert run.server.vector.isfinite().all()
+
+
+def test_hooks_may_log(tmp_path: Path) -> None:
+    class Logging(Stock):
+        def on_train_start(self) -> None:
+            self.log("started", 1.0)
+
+        def on_train_epoch_end(self) -> None:
+            self.log("round_end", 7.0)
+
+    torch.manual_seed(0)
+    run = train([], tmp_path, Logging(), max_rounds=2)
+    assert run.summary.last("round_end") == (7.0, 2)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_loss_that_is_no_scalar_is_named(engine: str, tmp_path: Path) -> None:
+    module = mlp()
+    module.training_step = lambda batch, batch_idx: module.backbone(batch[0]).sum(dim=1)
+    with pytest.raises((TypeError, ValueError), match="must return a scalar loss, got a tensor of shape"):
+        train([], tmp_path, module, engine=engine)
+
+
+def test_every_fit_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """A second fit starts from the module as it is; validation afterwards does not write into the run's file."""
+    module, data = mlp(), ragged_data()
+    trainer = train([], tmp_path, module, data, max_rounds=2)
+    first = Path(trainer.log_dir) / "metrics.csv"
+    written = first.read_bytes()
+    trainer.validate(module, data)
+    assert first.read_bytes() == written
+    trainer.fit(module, data)
+    assert first.read_bytes() == written
+    assert trainer.current_round == 2
+    assert len(trainer.loggers) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"engine": "vectorised"}, "`engine=vectorised` must be one of auto, sequential, vectorized"),
+        ({"buffers": "avg"}, "`buffers=avg` must be one of"),
+        ({"on_nonfinite": "ignore"}, "`on_nonfinite=ignore` must be one of stop, skip"),
+        ({"gradient_clip_val": -1.0}, "`gradient_clip_val=-1.0` must be greater than 0"),
+        ({"local_steps": 0}, "`local_steps=0` must be a whole number of at least 1"),
+        ({"local_epochs": 1.5}, "`local_epochs=1.5` must be a whole number"),
+        ({"max_rounds": -1}, "`max_rounds=-1` must be at least 0"),
+    ],
+)
+def test_values_that_cannot_be_from_python(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FederatedTrainer(**option)
+
+
+def test_callbacks_of_another_trainer_are_refused() -> None:
+    with pytest.raises(ValueError, match="`callbacks` takes FederatedCallbacks, not <lightning.*its hooks would not"):
+        FederatedTrainer(callbacks=[ModelCheckpoint()])

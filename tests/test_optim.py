@@ -116,7 +116,7 @@ def test_weight_decay_by_group() -> None:
     ("make", "message"),
     [
         (lambda p: torch.optim.AdamW(p, weight_decay=0.1), "AdamW decays the weights by itself"),
-        (lambda p: torch.optim.LBFGS(p), "LBFGS is not elementwise"),
+        (lambda p: torch.optim.LBFGS(p), "LBFGS evaluates the loss several times a step"),
         (lambda p: torch.optim.Adagrad(p), "Adagrad starts with a state of its own"),
         (
             lambda p: torch.optim.SGD([{"params": q, "lr": 0.1 + i} for i, q in enumerate(p)]),

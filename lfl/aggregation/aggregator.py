@@ -21,6 +21,8 @@ class Aggregator(ABC):
     """
 
     def __init__(self, weighting: Weighting = "examples") -> None:
+        if weighting not in ("examples", "uniform"):
+            raise ValueError(f"`weighting={weighting}` must be one of examples, uniform.")
         self.weighting = weighting
         self.sums: dict[str, Tensor] = {}  # over all processes, once the loop has joined them
 
