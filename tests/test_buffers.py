@@ -218,7 +218,7 @@ def test_plain_cnn_has_no_buffers(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_is_replaced_does_not_leak_to_the_next_client(tmp_path: Path) -> None:
-    """``self.ema = ...`` puts another tensor in the buffer's place: every client starts from the server's all the same."""
+    """``self.ema = ...`` puts another tensor in the buffer's place; every client starts from the server's."""
 
     class Replacing(Strange):
         def __init__(self) -> None:

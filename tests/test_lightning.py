@@ -282,5 +282,5 @@ def test_values_that_cannot_be_from_python(option: dict[str, Any], message: str)
 
 
 def test_callbacks_of_another_trainer_are_refused() -> None:
-    with pytest.raises(ValueError, match="`callbacks` takes FederatedCallbacks, not <lightning.*its hooks would not"):
+    with pytest.raises(ValueError, match=r"`callbacks` takes FederatedCallbacks"):
         FederatedTrainer(callbacks=[ModelCheckpoint()])
