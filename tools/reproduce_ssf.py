@@ -264,6 +264,7 @@ def plot(errors: Errors, places: Sequence[Place], methods: Sequence[Method], pat
             curve = errors.curve(place, method)
             axes.plot(list(curve), list(curve.values()), label=str(method), linewidth=0.8)
         axes.set(title=str(place), xlabel="round", ylabel="relative error", yscale="log")
+        axes.set_ylim(top=min(10.0, axes.get_ylim()[1]))  # one that diverges leaves the others their room
         axes.grid(alpha=0.3)
         axes.legend(fontsize="x-small")
     figure.savefig(path, dpi=150)
