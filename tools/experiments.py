@@ -101,6 +101,13 @@ class Laboratory:
         self.configs, self.output, self.jobs, self.tell = configs, output, jobs, tell
         self._reuse = reuse
         self._made: dict[Run, Outcome] = {}
+        self._pool: ProcessPoolExecutor | None = None  # started when it is needed, and kept: imports take seconds
+
+    def close(self) -> None:
+        """End the processes; runs that have not started are not made."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
     def outcomes(self, runs: Iterable[Run]) -> dict[Run, Outcome]:
         """The outcomes of some runs; equal ones are made once."""
@@ -122,18 +129,15 @@ class Laboratory:
         return {run: self._made[run] for run in wanted}
 
     def _make(self, missing: list[tuple[Run, Path]]) -> Iterator[tuple[Run, Outcome]]:
-        if min(self.jobs, len(missing)) <= 1:
+        if self.jobs == 1 or not missing:
             for run, path in missing:
                 yield run, make(run, self.configs, path)
             return
-        with ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            futures = {pool.submit(make, run, self.configs, path): run for run, path in missing}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (1,))
+        futures = {self._pool.submit(make, run, self.configs, path): run for run, path in missing}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 def make(run: Run, configs: Path, path: Path) -> Outcome:

@@ -52,16 +52,23 @@ def main(arguments: list[str] | None = None) -> None:
     output = options.output or Path("runs/reproduce_quick" if options.quick else "runs/reproduce")
     tell = partial(print, file=sys.stderr, flush=True)
     laboratory = Laboratory(options.configs, output, options.jobs, options.reuse, tell)
-    for name in TARGETS if "all" in options.targets else dict.fromkeys(options.targets):
-        target, figure = TARGETS[name], output / f"{name}.png"
-        table, found = target.reproduce(laboratory, options.seeds, options.rounds, options.quick, figure)
-        claims = tabulate_claims(target.title, found)
+    try:
+        for name in TARGETS if "all" in options.targets else dict.fromkeys(options.targets):
+            reproduce(name, laboratory, options)
+    finally:
+        laboratory.close()
+
+
+def reproduce(name: str, laboratory: Laboratory, options: argparse.Namespace) -> None:
+    """One target: its runs, its table and claims on the screen and in files, its figure."""
+    target, figure = TARGETS[name], laboratory.output / f"{name}.png"
+    table, found = target.reproduce(laboratory, options.seeds, options.rounds, options.quick, figure)
+    claims = tabulate_claims(target.title, found)
+    for part, suffix in ((table, ""), (claims, "-claims")):
         if options.quick or options.rounds:
-            for part in (table, claims):
-                part.notes.append("NOT A REPRODUCTION: the runs were cut short, so neither numbers nor claims count.")
-        for part, suffix in ((table, ""), (claims, "-claims")):
-            part.write(output, name + suffix)
-            part.show()
+            part.notes.append("NOT A REPRODUCTION: the runs were cut short, so neither numbers nor claims count.")
+        part.write(laboratory.output, name + suffix)
+        part.show()
 
 
 if __name__ == "__main__":
