@@ -117,7 +117,8 @@ def test_links_lead_to_files_and_headings(document: str) -> None:
     folder = (REPOSITORY / document).parent
     for target in re.findall(r"\]\((?!http)([^)]+)\)", (REPOSITORY / document).read_text()):
         path, _, anchor = target.partition("#")
-        text = (folder / path).read_text()
+        assert (folder / path).exists(), f"{document} links to {target}."
+        text = (folder / path).read_text() if anchor else ""
         headings = [h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
         assert not anchor or anchor in headings, f"{document} links to {target}."
 
