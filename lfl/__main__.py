@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import gc
 import sys
 
 from lfl import __version__
@@ -36,7 +37,10 @@ def main(args: list[str] | None = None) -> None:
         hint = f"did you mean {near[0]!r}?" if near else f"the subcommands are {', '.join(SUBCOMMANDS)}."
         parser.exit(2, f"lfl: error: unknown subcommand {args[0]!r}; {hint}\n")
     try:
+        gc.disable()  # importing makes objects and no garbage: looking for it takes a second
         from lfl.cli import run
+
+        gc.enable()
 
         run(args)
     except KeyboardInterrupt:  # outside the rounds, which end by themselves
