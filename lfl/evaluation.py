@@ -12,6 +12,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from lfl.distributed import sum_over_processes
+
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
@@ -91,12 +93,7 @@ class Evaluator:
                 weight = recorder.batch_sizes.get(name, size)
                 row = torch.stack([value.double() * weight, value.new_tensor(weight, dtype=torch.float64)])
                 sums[name] = sums[name] + row if name in sums else row
-        return {name: float(total[0] / total[1]) for name, total in self._join(sums).items()}
-
-    def _join(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        from lfl.distributed import sum_over_processes
-
-        return sum_over_processes(self._fabric, sums)
+        return {name: float(total[0] / total[1]) for name, total in sum_over_processes(self._fabric, sums).items()}
 
     def _call(self, hook: str) -> None:
         if hasattr(self._model.module, hook):

@@ -27,6 +27,7 @@ from lfl.comm import Ledger
 from lfl.data.base import FederatedData
 from lfl.defaults import own
 from lfl.display import ProgressDisplay, RunSummary
+from lfl.distributed import gather_objects
 from lfl.engine import LocalEngine, LocalWork, build_engine
 from lfl.evaluation import Evaluator, Stage
 from lfl.facade import LightningFacade
@@ -306,8 +307,6 @@ class FederatedTrainer(LightningFacade):
 
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all processes, in order of rank; every process must call it."""
-        from lfl.distributed import gather_objects
-
         return gather_objects(self.fabric, value)
 
     # -- steps of fit -------------------------------------------------------------------------------------------------

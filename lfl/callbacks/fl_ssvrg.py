@@ -44,6 +44,7 @@ class FLSSVRG(FederatedCallback):
     def __init__(self, l: float, l_i: float | list[float], epoch_rounds: PositiveInt) -> None:  # noqa: E741
         self.l, self.l_i, self.epoch_rounds = l, l_i, epoch_rounds
         self.reference = torch.empty(0)
+        self._ends: tuple[int, list[int]] = (-1, [])  # where the stored parts of an epoch end
 
     @override
     def check(self, layout: ParameterVector) -> None:
@@ -60,7 +61,7 @@ class FLSSVRG(FederatedCallback):
                 f"FLSSVRG needs the same participants for the `epoch_rounds={self.epoch_rounds}` of an epoch: use "
                 f"FullParticipation, or UniformParticipation with `rounds_per_draw={self.epoch_rounds}`."
             )
-        self._trainer, self._dim = trainer, trainer.layout.dim
+        self._trainer, self._dim, self._ends = trainer, trainer.layout.dim, (-1, [])
         self._expected = check_expected(self.l_i, self._dim, trainer.num_clients, "l_i")
         self.reference = torch.zeros_like(trainer.server.vector)
         self._width = math.ceil(self.l) * (self.epoch_rounds - 1)  # sum_k tau_k, where l is whole
@@ -148,5 +149,7 @@ class FLSSVRG(FederatedCallback):
         return subset_sizes(keys, self._shared_size().expand(len(keys)))
 
     def _stored_part(self, epoch: int, position: int) -> slice:
-        ends = self._stored_sizes(epoch).cumsum(0).tolist()
+        if self._ends[0] != epoch:  # K draws: once an epoch, not once a round
+            self._ends = (epoch, self._stored_sizes(epoch).cumsum(0).tolist())
+        ends = self._ends[1]
         return slice(ends[position - 2] if position > 1 else 0, ends[position - 1])
