@@ -172,6 +172,12 @@ class ClientModel:
             owner, _, leaf = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[leaf] = own
 
+    def converted(self, batch: Batch) -> Batch:
+        """A batch in the precision's input type; nothing is walked through where it is that already."""
+        if type(batch) is tuple and all(_is_of_type(part, self.layout.dtype) for part in batch):
+            return batch
+        return self.convert(batch)
+
     # -- the training step ----------------------------------------------------------------------------------------
 
     def loss(
@@ -306,6 +312,10 @@ def _scalar(value: Tensor, rule: str) -> Tensor:
     if value.numel() != 1:
         raise TypeError(f"{rule}, got a tensor of shape {tuple(value.shape)}.")
     return value.reshape(())
+
+
+def _is_of_type(value: Any, dtype: torch.dtype) -> bool:
+    return isinstance(value, Tensor) and (value.dtype == dtype or not value.is_floating_point())
 
 
 def _is_single(batch: Batch) -> bool:

@@ -80,12 +80,9 @@ class Ledger:
 
     def download(self, message: Message, clients: Tensor, round_number: int) -> None:
         """Charge ``clients`` [M] for ``message``, catch-up included."""
-        last = self.last_round[clients]
-        newcomers = int((last == 0).sum())
+        last = self.last_round[clients].tolist()
         for name, value in message.payloads.items():
-            whole = dense_bits(value)
-            missed = self._missed_bits(name, whole, last[last > 0], round_number)
-            self.down_bits[name] = newcomers * whole + int(missed.clamp(max=whole).sum())
+            self.down_bits[name] = self._bits_to_follow(name, dense_bits(value), last, round_number)
         self.last_round[clients] = round_number
 
     def upload(self, name: str, payload: Payload) -> None:
@@ -124,9 +121,10 @@ class Ledger:
         self.totals = dict(state["totals"])
         self.replay = {name: values.tolist() for name, values in state["replay"].items()}
 
-    def _missed_bits(self, name: str, whole: int, last: Tensor, round_number: int) -> Tensor:
+    def _bits_to_follow(self, name: str, whole: int, last: list[int], round_number: int) -> int:
+        """Bits that bring clients up to date who took part last in these rounds: the whole to those who never did."""
         if name not in self.replay:
-            return torch.full_like(last, whole)
+            return whole * len(last)
         cumulative = self.replay[name]
         now = cumulative[round_number - 1]
-        return torch.tensor([now - cumulative[t - 1] for t in last.tolist()], dtype=torch.int64)
+        return sum(min(whole, now - cumulative[t - 1]) if t else whole for t in last)

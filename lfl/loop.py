@@ -55,8 +55,10 @@ class FederatedLoop:
         trainer = self.trainer
         clients = trainer.participation.select(number, trainer.num_clients, trainer.seed)
         clients = clients[trainer.data.client_sizes[clients] > 0].sort().values  # the order must not matter
-        home = clients % trainer.fabric.world_size == trainer.fabric.global_rank
-        round = Round(trainer, number, clients, trainer.server.vector.clone(), clients[home])
+        mine = clients
+        if trainer.fabric.world_size > 1:
+            mine = clients[clients % trainer.fabric.world_size == trainer.fabric.global_rank]
+        round = Round(trainer, number, clients, trainer.server.vector.clone(), mine)
         trainer.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)

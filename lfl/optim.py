@@ -250,8 +250,17 @@ class LocalOptimizer:
         scales = {steps: movement_scale(groups, rates[:steps]) for steps in set(num_steps)}
         return [scales[steps] for steps in num_steps]
 
+    def restart(self, values: Tensor) -> bool:
+        """Go on as a fresh optimizer of other rows; False where that needs a new object, because it has a state."""
+        if self._plain_rate is None or values.shape[1] != self._values.shape[1]:
+            return False
+        self._values, self._rates_taken = values, []
+        return True
+
     def narrow(self, active: int) -> None:
         """Go on with the first ``active`` clients; the others' values and state stay as they are."""
+        if self._plain_rate is not None:
+            return
         for parameter, span in self._spans:
             if not self._stacked or len(parameter) == active:
                 continue

@@ -17,6 +17,7 @@ from lfl.rowfile import RowFile, grown
 Kind = Literal["device", "host", "memmap"]
 
 _CHUNK_BYTES = 2**28
+_FIRST_CHUNK_BYTES = 2**20
 
 
 class ClientStore:
@@ -104,9 +105,9 @@ class ClientStore:
         slot = self._slot(name)
         self._check_ids(ids)
         rows = slot.index.rows_of(ids)
-        where = (rows >= 0).nonzero().squeeze(1)
-        if slot.storage is not None and len(where) == len(ids) > 0:
+        if slot.storage is not None and len(ids) and int(rows.min()) >= 0:
             return slot.storage.read(rows)
+        where = (rows >= 0).nonzero().squeeze(1)
         layout = slot.layout
         result = torch.full((len(ids), layout.width), layout.fill, dtype=layout.dtype, device=self.device)
         if slot.storage is not None and len(where):
@@ -233,8 +234,8 @@ class ClientStore:
                 f"Client ids must be a vector of int64 on the CPU, not {ids.dtype} "
                 f"of shape {tuple(ids.shape)} on {ids.device}."
             )
-        unknown = ids[(ids < 0) | (ids >= self.num_clients)]
-        if len(unknown):
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_clients):
+            unknown = ids[(ids < 0) | (ids >= self.num_clients)]
             raise ValueError(f"Client ids must be 0 to {self.num_clients - 1}, not {_shorten(unknown)}.")
 
     def _files(self) -> list[RowFile]:
@@ -300,7 +301,8 @@ class _ClientIndex:
         rows = self.rows_of(ids)
         is_new = rows < 0
         new_ids = ids[is_new]
-        rows[is_new] = torch.arange(self._count, self._count + len(new_ids))
+        if len(new_ids):
+            rows[is_new] = torch.arange(self._count, self._count + len(new_ids))
         return rows, new_ids
 
     def add(self, ids: Tensor) -> None:
@@ -403,6 +405,9 @@ class _MemoryRows:
 
     def _parts(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each chunk that ``rows`` touch: the chunk, where in ``rows``, and which rows of the chunk."""
+        if len(self._chunks) == 1:
+            yield self._chunks[0], torch.arange(len(rows)), rows
+            return
         numbers = torch.bucketize(rows, torch.tensor(self._starts), right=True) - 1
         for number in sorted(set(numbers.tolist())):
             where = (numbers == number).nonzero().squeeze(1)
@@ -410,9 +415,9 @@ class _MemoryRows:
 
     def _grow(self, size: int) -> None:
         """Doubles until there is room, in chunks of limited size."""
-        limit = max(1, _CHUNK_BYTES // max(1, self._layout.row_bytes))
+        least, limit = (max(1, bytes // max(1, self._layout.row_bytes)) for bytes in (_FIRST_CHUNK_BYTES, _CHUNK_BYTES))
         while self._capacity < size:
-            count = min(limit, max(self._capacity, size - self._capacity))
+            count = min(limit, max(least, self._capacity, size - self._capacity))
             shape = (count, self._layout.width)
             chunk = torch.empty(shape, dtype=self._layout.dtype, device=self._home, pin_memory=self._is_pinned)
             self._chunks.append(chunk)

@@ -132,3 +132,9 @@ def test_neither_clients_nor_rounds_cost_memory(tool, tmp_path):
     with pytest.raises(SystemExit) as ended:
         tool("scale").main([*sizes, "--time_tolerance", "1", "--output", str(tmp_path)])
     assert ended.value.code == 0
+
+
+def test_the_bare_round_is_the_trainers(tool, tmp_path):
+    tool("benchmark").main(["ssf-round", "--rounds", "6", "--block", "2", "--output", str(tmp_path)])
+    names = [row[""] for row in rows(tmp_path / "table.csv")]
+    assert names == ["bare tensor operations", "lfl", "ratio"]

@@ -55,16 +55,41 @@ def test_a_step_that_reads_more_than_its_arguments_is_refused(tmp_path: Path) ->
 def test_every_shape_is_recorded_and_checked_once() -> None:
     calls = []
 
-    def step(x: Tensor) -> Tensor:
+    def step(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         calls.append(tuple(x.shape))
-        return x.sin() + 1
+        return x.sin() + 1, x.sum(), {"mean": x.mean()}
 
     traced = TracedStep(step)
     for size in (3, 4, 3, 3, 4, 4, 3):
         x = torch.rand(size)
-        assert torch.equal(traced(x), x.sin() + 1)
+        gradients, losses, logs = traced(x)
+        assert torch.equal(gradients, x.sin() + 1)
+        assert torch.equal(losses, x.sum())
+        assert torch.equal(logs.pop("mean"), x.mean())
+        assert not logs
     # Recorded, computed, and compared: three calls a shape, however often it comes.
     assert sorted(calls) == [(3,)] * 3 + [(4,)] * 3
+
+
+def test_results_may_be_written_into_and_what_the_module_holds_may_change() -> None:
+    held = torch.tensor([1.0, 2.0])
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        # A constant, an argument and a view of one: none of them may be handed out as it is.
+        return torch.ones_like(x) * 3, x.view(2), {"held": x * (held + 1)}
+
+    traced = TracedStep(step)
+    x = torch.tensor([5.0, 6.0])
+    for round_number in range(5):
+        held.fill_(float(round_number))
+        gradients, losses, logs = traced(x)
+        assert gradients.tolist() == [3.0, 3.0]
+        assert losses.tolist() == [5.0, 6.0]
+        assert logs["held"].tolist() == [5.0 * (round_number + 1), 6.0 * (round_number + 1)]
+        if round_number > 1:
+            gradients.zero_()
+            losses.zero_()
+        assert x.tolist() == [5.0, 6.0]
 
 
 def test_needs_the_vectorized_engine(tmp_path: Path) -> None:

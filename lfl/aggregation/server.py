@@ -41,6 +41,11 @@ class Server:
 
     def step(self, update: Tensor) -> None:
         """Move x along ``update`` [D] (movement direction)."""
+        group = self.optimizer.param_groups[0]
+        if self.is_plain_sgd and not group["maximize"] and not self.optimizer._optimizer_step_pre_hooks:
+            # What torch's SGD does, to the bit, without its bookkeeping.
+            self.vector.add_(update, alpha=float(group["lr"]))
+            return
         self._parameter.grad = -update
         self.optimizer.step()
         self._parameter.grad = None

@@ -86,6 +86,8 @@ class LocalEngine(ABC):
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
         self._buffer: Tensor | None = None
+        self._optimizer: LocalOptimizer | None = None
+        self._optimizer_settings: Any = None
         self._plans: list[tuple[BatchPlan, Any]] = []
         self._keys = torch.zeros(1, dtype=torch.int64)
         self._recording = False
@@ -121,15 +123,15 @@ class LocalEngine(ABC):
         self.place(cohort)
         for callback in self._starting:
             callback.on_cohort_start(cohort)
-        cohort.optimizer = LocalOptimizer(
-            self.model.module, self.model.layout, cohort.values, rates, in_coordinates=cohort.round.basis is not None
-        )
+        cohort.optimizer = self._optimizer_of(cohort, rates)
         # Weakly: a cohort that refers to itself would keep its rows until the garbage collector comes by.
         this = weakref.proxy(cohort)
         cohort.full_gradient = lambda params: self._full_gradient(this, params)
         gradient = self._compose(cohort)
         device = cohort.values.device
-        keys = client_keys(cohort.ids.to(device), self.seed, "model", cohort.round.number)
+        keys = cohort.ids.to(device)  # of no use where nothing is drawn
+        if self.model.random_operations:
+            keys = client_keys(keys, self.seed, "model", cohort.round.number)
         with self.model.recording():
             for step, plans in itertools.groupby(self._batches(cohort), key=lambda item: item[0].step):
                 self._plans = list(plans)
@@ -143,6 +145,21 @@ class LocalEngine(ABC):
                     callback.on_step_end(cohort)
         cohort.active = len(cohort)
         self.collect(cohort)
+
+    def _optimizer_of(self, cohort: Cohort, rates: list[float] | None) -> LocalOptimizer:
+        """A fresh optimizer, or the last one where it has no state and would be built the same."""
+        in_coordinates = cohort.round.basis is not None
+        settings = (rates, in_coordinates)
+        if (
+            self._optimizer is None
+            or settings != self._optimizer_settings
+            or not self._optimizer.restart(cohort.values)
+        ):
+            self._optimizer_settings = settings
+            self._optimizer = LocalOptimizer(
+                self.model.module, self.model.layout, cohort.values, rates, in_coordinates=in_coordinates
+            )
+        return self._optimizer
 
     def _starting_point(self, round: Round, count: int) -> Tensor:
         """Rows to train, [C, D] at x or coordinates [C, R] at zero; the memory is used again by the next cohort."""
@@ -168,9 +185,11 @@ class LocalEngine(ABC):
         """Gradients [A, D] of the losses on this step's batches."""
         parts = []
         for plan, batch in self._plans:
-            keys = self._keys[plan.rows]
+            rows, keys = params, self._keys
+            if plan.rows != slice(0, params.shape[0]) or plan.active < keys.shape[0]:
+                rows, keys = params[plan.rows], keys[plan.rows]
             try:
-                part, losses, logs = self.gradients(params[plan.rows], batch, cohort.step, keys, cohort.round.server)
+                part, losses, logs = self.gradients(rows, batch, cohort.step, keys, cohort.round.server)
             except Exception as error:
                 clients = cohort.ids[plan.rows].tolist()
                 error.add_note(f"in round {cohort.round.number}, local step {cohort.step} of client(s) {clients}")
@@ -213,7 +232,7 @@ class LocalEngine(ABC):
     def _with_batches(self, schedule: Iterable[BatchPlan]) -> Iterator[tuple[BatchPlan, Any]]:
         plans, feed = itertools.tee(schedule)
         batches = self.data.batches((plan.indices, plan.keys) for plan in feed)
-        return ((plan, self.model.convert(batch)) for plan, batch in zip(plans, batches, strict=True))
+        return ((plan, self.model.converted(batch)) for plan, batch in zip(plans, batches, strict=True))
 
     def _record(self, cohort: Cohort, plan: BatchPlan, losses: Tensor, logs: dict[str, Tensor]) -> None:
         size = plan.indices.shape[1]
@@ -221,8 +240,12 @@ class LocalEngine(ABC):
             if name not in cohort.metrics:
                 cohort.metrics[name] = torch.zeros(len(cohort), dtype=torch.float64, device=losses.device)
                 cohort.metrics[f"{name}/count"] = torch.zeros_like(cohort.metrics[name])
-            cohort.metrics[name][plan.rows] += values * size
-            cohort.metrics[f"{name}/count"][plan.rows] += size
+            if isinstance(plan.rows, slice):  # views: no copies
+                cohort.metrics[name][plan.rows].add_(values, alpha=size)
+                cohort.metrics[f"{name}/count"][plan.rows].add_(size)
+            else:
+                cohort.metrics[name][plan.rows] += values * size
+                cohort.metrics[f"{name}/count"][plan.rows] += size
 
     @abstractmethod
     def place(self, cohort: Cohort) -> None:
@@ -251,7 +274,7 @@ def _in_coordinates(cohort: Cohort, gradient: Gradient) -> Gradient:
 
 def _join(parts: list[tuple[slice | Tensor, Tensor]], params: Tensor) -> Tensor:
     """Put the gradients of parts of the rows together."""
-    if len(parts) == 1 and len(parts[0][1]) == len(params):
+    if len(parts) == 1 and parts[0][1].shape[0] == params.shape[0]:
         return parts[0][1]
     joined = torch.empty_like(params)
     for rows, part in parts:

@@ -1,13 +1,37 @@
 """Recording a local step once and replaying it without Python between its tensor operations."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-Step = Callable[..., Any]
+Step = Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]]
+Replay = Callable[..., list[Tensor]]
+
+_CONSTANT = "_constant_"  # begins the names of what was computed once
+_LARGEST_CONSTANT = 2**16  # numbers of a constant that is worth keeping between calls
+_aten = torch.ops.aten
+# torch's own functions are called in half the time of the same operations by their full names.
+_SHORT_CUTS = {
+    _aten.add.Tensor: torch.add,
+    _aten.sub.Tensor: torch.sub,
+    _aten.mul.Tensor: torch.mul,
+    _aten.mul.Scalar: torch.mul,
+    _aten.div.Tensor: torch.div,
+    _aten.mm.default: torch.mm,
+    _aten.bmm.default: torch.bmm,
+    _aten.pow.Tensor_Scalar: torch.pow,
+    _aten.sum.dim_IntList: torch.sum,
+    _aten.transpose.int: torch.transpose,
+    _aten.view.default: Tensor.view,
+    _aten.expand.default: Tensor.expand,
+}
+_SHAPE_ONLY = (_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default)
 
 
 class TraceError(RuntimeError):
@@ -18,27 +42,29 @@ class TracedStep:
     """A step as the list of its tensor operations, recorded for each shape of its arguments.
 
     For small models most of a step's time goes into vmap and modules, not into arithmetic. The recorded operations
-    are the same ones, in the same order, and give the same bits. What is not a tensor is recorded as it was at the
-    first call: a step that reads ``batch_idx``, ``current_epoch``, the time or a Python counter must not be recorded.
-    The second call of every shape is therefore computed both ways and compared.
+    are the same ones, in the same order, without those that change nothing, and give the same bits. What is not a
+    tensor is recorded as it was at the first call: a step that reads ``batch_idx``, ``current_epoch``, the time or a
+    Python counter must not be recorded. The second call of every shape is therefore computed both ways and compared.
 
     Args:
-        step: a function of tensors and nests of tensors.
+        step: from tensors and nests of tensors to gradients, losses and logged values.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._recorded: dict[Any, Step] = {}
+        self._recorded: dict[Any, tuple[Replay, tuple[str, ...]]] = {}
         self._trusted: set[Any] = set()
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The step's result."""
-        shape = tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
+        leaves = list(_leaves(arguments))
+        shape = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         if shape not in self._recorded:
             self._recorded[shape] = _record(self._step, arguments)
             return self._step(*arguments)
-        with torch.no_grad():
-            result = self._recorded[shape](*arguments)
+        replay, names = self._recorded[shape]
+        gradients, losses, *logged = replay(*leaves)
+        result = gradients, losses, dict(zip(names, logged, strict=True))
         if shape not in self._trusted:
             self._compare(result, self._step(*arguments))
             self._trusted.add(shape)
@@ -53,9 +79,123 @@ class TracedStep:
             )
 
 
-def _record(step: Step, arguments: Any) -> Step:
-    recorded = make_fx(step)(*arguments)
-    recorded.graph.eliminate_dead_code()
+def _leaves(tree: Any) -> Iterator[Tensor]:
+    """The leaves of a nest; for tuples of tensors faster than torch's own."""
+    for part in tree if type(tree) is tuple else tree_leaves(tree):
+        if isinstance(part, Tensor):
+            yield part
+        else:
+            yield from _leaves(part)
+
+
+def _record(step: Step, arguments: Any) -> tuple[Replay, tuple[str, ...]]:
+    """The operations of a step, from leaves to gradients, losses and logged values, and the names of the last."""
+    leaves, spec = tree_flatten(arguments)
+    names: tuple[str, ...] = ()
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        nonlocal names
+        gradients, losses, logs = step(*tree_unflatten(leaves, spec))
+        names = tuple(logs)
+        return [gradients, losses, *logs.values()]
+
+    recorded = make_fx(flat)(*leaves)
+    # Frozen parameters are no reason to keep a graph at every call, nor to enter a `no_grad` there.
+    for name, constant in [*recorded.named_parameters(), *recorded.named_buffers()]:
+        if constant.requires_grad:
+            setattr(recorded, name, torch.nn.Parameter(constant.detach(), requires_grad=False))
+    _simplify(recorded)
+    replay: Replay = recorded.forward
+    return replay, names
+
+
+def _simplify(recorded: fx.GraphModule) -> None:
+    """Drop operations that change nothing, and compute once what does not depend on the arguments. Keeps every bit."""
+    graph = recorded.graph
+    graph.eliminate_dead_code()
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if any(node.target._schema.is_mutable for node in calls if isinstance(node.target, OpOverload)):
+        recorded.recompile()
+        return  # what is written in place must be made anew at every call
+    for node in calls:
+        same = _unchanged(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+        elif _is_constant(node):
+            name = _CONSTANT + node.name
+            recorded.register_buffer(name, _compute(recorded, node), persistent=False)
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.get_attr(name))
+            graph.erase_node(node)
+    _own_results(graph)
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        node.target = _SHORT_CUTS.get(node.target, node.target)
     recorded.recompile()
-    forward: Step = recorded.forward
-    return forward
+
+
+def _unchanged(node: fx.Node) -> fx.Node | None:
+    """The input that an operation returns as it is, if it does."""
+    arguments: Any = node.args
+    source = arguments[0] if arguments else None
+    if node.target is _aten.cat.default:
+        return source[0] if source is not None and len(source) == 1 else None
+    if not isinstance(source, fx.Node):
+        return None
+    if node.target is operator.getitem and source.target is _aten.split_with_sizes.default:
+        sizes: Any = source.args[1]
+        return source.args[0] if len(sizes) == 1 else None  # type: ignore[return-value]  # a model of one parameter
+    if node.target is _aten.pow.Tensor_Scalar:
+        return source if arguments[1] == 1 and _same_shape(node, source) else None
+    views = (_aten.alias.default, _aten.detach.default, _aten.view.default, _aten._unsafe_view.default)
+    return source if node.target in (*views, _aten.expand.default) and _same_shape(node, source) else None
+
+
+def _same_shape(node: fx.Node, source: fx.Node) -> bool:
+    first, second = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    return first.shape == second.shape and first.stride() == second.stride() and first.dtype == second.dtype
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether an operation gives the same small tensor at every call. What the module holds may change in between."""
+    value, target = node.meta.get("val"), node.target
+    if not isinstance(target, OpOverload) or not isinstance(value, Tensor) or value.numel() > _LARGEST_CONSTANT:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    own = all(source.op == "get_attr" and str(source.target).startswith(_CONSTANT) for source in node.all_input_nodes)
+    return target in _SHAPE_ONLY or own
+
+
+def _compute(recorded: fx.GraphModule, node: fx.Node) -> Tensor:
+    """The value of an operation on constants, or on an argument of which only the shape matters."""
+
+    def value(source: fx.Node) -> Any:
+        if source.op == "get_attr":
+            return getattr(recorded, str(source.target))
+        known = source.meta["val"]
+        return torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device=known.device)
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+    with torch.no_grad():
+        computed: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+    return computed
+
+
+def _own_results(graph: fx.Graph) -> None:
+    """Copy results that are, or are views of, arguments and constants: callers may write into what they get."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    with graph.inserting_before(output):
+        results = [r if _is_fresh(r) else graph.call_function(_aten.clone.default, (r,)) for r in output.args[0]]
+    output.args = (results,)
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+    is_view = node.target is operator.getitem or any(result.alias_info is not None for result in returns)
+    return _is_fresh(node.args[0]) if is_view and isinstance(node.args[0], fx.Node) else not is_view

@@ -1,5 +1,6 @@
 """Data of a convex problem: every client has the same number of examples, all in memory."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from typing_extensions import override
 from lfl.data.base import FederatedData
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.stores import Loader
+
+_TOGETHER = 2**14  # examples that are gathered at once
 
 
 class ProblemData(FederatedData):
@@ -40,7 +43,8 @@ class ProblemData(FederatedData):
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None = None) -> tuple[Tensor, ...]:
-        return tuple(tensor[indices] for tensor in self.examples)
+        rows = indices.reshape(-1)  # index_select is twice as fast as indexing
+        return tuple(tensor.index_select(0, rows).view(*indices.shape, *tensor.shape[1:]) for tensor in self.examples)
 
     @override
     def gather_test(self, indices: Tensor) -> tuple[Tensor, ...]:
@@ -48,7 +52,9 @@ class ProblemData(FederatedData):
 
     @override
     def batches(self, plan: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[tuple[Tensor, ...]]:
-        return (self.gather(indices) for indices, _ in plan)
+        for shape, group in itertools.groupby((indices for indices, _ in plan), key=lambda indices: indices.shape):
+            while together := list(itertools.islice(group, max(1, _TOGETHER // max(1, shape.numel())))):
+                yield from zip(*(part.unbind() for part in self.gather(torch.stack(together))), strict=True)
 
     @override
     def train_dataloader(self) -> Any:

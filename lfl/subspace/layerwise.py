@@ -118,8 +118,7 @@ def _multiply(matrices: Sequence[Tensor | None], source: Tensor, sizes_in: list[
     """Each matrix times its part of ``source``, written into its part of the result, without temporaries."""
     lead = source.shape[:-1]
     if len(matrices) == 1 and matrices[0] is not None:
-        rows = source.view(*lead, matrices[0].shape[1], -1)
-        return (matrices[0] @ rows).view(*lead, -1)
+        return _multiply_one(matrices[0], source)
     result = source.new_empty(*lead, sum(sizes_out))
     parts = zip(matrices, torch.split(source, sizes_in, -1), torch.split(result, sizes_out, -1), strict=True)
     with torch.no_grad():  # `out=` refuses tensors that require a gradient
@@ -131,3 +130,14 @@ def _multiply(matrices: Sequence[Tensor | None], source: Tensor, sizes_in: list[
             columns = part_in.shape[-1] // rows_in
             torch.matmul(matrix, part_in.view(*lead, rows_in, columns), out=part_out.view(*lead, rows_out, columns))
     return result
+
+
+def _multiply_one(matrix: Tensor, source: Tensor) -> Tensor:
+    """One matrix times each row of ``source``: a single product, which for a few columns beats one product a row."""
+    rows_out, rows_in = matrix.shape
+    columns = source.shape[-1] // rows_in
+    if source.dim() == 1:
+        return (matrix @ source.view(rows_in, columns)).view(-1)
+    side_by_side = source.reshape(-1, rows_in, columns).transpose(0, 1).reshape(rows_in, -1)
+    product = (matrix @ side_by_side).view(rows_out, -1, columns).transpose(0, 1)
+    return product.reshape(*source.shape[:-1], rows_out * columns)

@@ -1,0 +1,156 @@
+"""What the trainer costs beside the same arithmetic without it.
+
+    python tools/benchmark.py ssf-round
+    python tools/benchmark.py ssf-round --rounds 4000 --threads 1
+
+``ssf-round``: a round of SSF on the SSF paper's toy problem (d = 100, m = 10, r = 20, 10 of 20 clients, 5 steps), as
+``configs/problems/matrix_regression_ssf.yaml`` runs it (metrics, ledger, evaluation every 10 rounds and checkpoints
+included), beside the bare tensor operations of the same round. The two take turns in one process, a block of rounds
+each, so that whatever else the machine does slows both. Before that, both are run on the same draws and must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from bare_ssf import BareSSF, Draws, random_draws
+from report import Table
+from typing_extensions import override
+
+from lfl.aggregation import MeanAggregator
+from lfl.callbacks import SSF, FederatedCallback
+from lfl.checkpointing import Checkpointing
+from lfl.participation import UniformParticipation
+from lfl.problems import MatrixRegression, MatrixRegressionData
+from lfl.randomness import client_keys, generator, random_bits
+from lfl.round import Round
+from lfl.subspace import LayerwiseSubspace
+from lfl.subspace.base import orthonormal_rows
+from lfl.trainer import FederatedTrainer
+
+RANK, CLIENTS, STEPS, BLOCK = 20, 10, 5, 200
+
+
+class Turns(FederatedCallback):
+    """Runs a block of bare rounds after each block of the trainer's, and times both.
+
+    Args:
+        bare: the bare rounds.
+        block: rounds in a block.
+    """
+
+    def __init__(self, bare: BareSSF, block: int) -> None:
+        self.bare, self.block = bare, block
+        self.trainer_ms: list[float] = []
+        self.bare_ms: list[float] = []
+        self._started = 0.0
+
+    @override
+    def on_round_end(self, round: Round) -> None:
+        if round.number % self.block:
+            return
+        now = time.perf_counter()
+        for number in range(self.block):
+            self.bare.run_round(number + 1)
+        end = time.perf_counter()
+        if round.number > self.block:  # the first block warms up
+            self.trainer_ms.append(1e3 * (now - self._started) / self.block)
+            self.bare_ms.append(1e3 * (end - now) / self.block)
+        self._started = time.perf_counter()
+
+
+class SameRounds(FederatedCallback):
+    """Runs every bare round on the trainer's draws, and keeps the largest difference of x.
+
+    Args:
+        bare: the bare rounds.
+    """
+
+    def __init__(self, bare: BareSSF) -> None:
+        self.bare, self.largest_difference = bare, 0.0
+
+    @override
+    def on_round_end(self, round: Round) -> None:
+        self.bare.run_round(round.number)
+        difference = round.trainer.server.vector - self.bare.x.flatten()
+        self.largest_difference = max(self.largest_difference, float(difference.abs().max()))
+
+
+def trainer_draws(data: MatrixRegressionData, seed: int) -> Callable[[int], Draws]:
+    """The draws of the trainer's rounds."""
+    participation = UniformParticipation(CLIENTS)
+
+    def draw(number: int) -> Draws:
+        basis = orthonormal_rows(RANK, data.dim, generator(seed, "subspace", number - 1, "weight"))
+        clients = participation.select(number, data.num_clients, seed)
+        bits = random_bits(client_keys(clients, seed, "shuffle", number), STEPS * data.batch_size)
+        examples = (bits % data.examples_per_client).view(CLIENTS, STEPS, data.batch_size)
+        return Draws(basis, clients, examples + data.examples_per_client * clients[:, None, None])
+
+    return draw
+
+
+def fit(callback: FederatedCallback, data: MatrixRegressionData, rounds: int) -> None:
+    """The rounds of ``configs/problems/matrix_regression_ssf.yaml``."""
+    with tempfile.TemporaryDirectory() as folder:
+        FederatedTrainer(
+            accelerator="cpu",
+            precision="64-true",
+            engine="vectorized",
+            trace_steps=True,
+            max_rounds=rounds,
+            checkpoint=Checkpointing(every_n_rounds=500),
+            check_val_every_n_rounds=10,
+            participation=UniformParticipation(CLIENTS),
+            local_steps=STEPS,
+            local_sampling="replacement",
+            aggregator=MeanAggregator("uniform"),
+            callbacks=[SSF(LayerwiseSubspace(RANK)), callback],
+            default_root_dir=folder,
+            enable_progress_bar=False,
+        ).fit(MatrixRegression(), data)
+
+
+def ssf_round(rounds: int, block: int) -> Table:
+    """Check that both compute the same, then time them in turns."""
+    data, model = MatrixRegressionData(), MatrixRegression()
+    data.setup("fit")
+    same = SameRounds(BareSSF(model, data, trainer_draws(data, seed=0)))
+    fit(same, data, 20)
+    if same.largest_difference > 1e-10:
+        raise AssertionError(f"The bare rounds differ from the trainer's by {same.largest_difference:.3g}.")
+    turns = Turns(BareSSF(model, data, random_draws(data, RANK, CLIENTS, STEPS, seed=0)), block)
+    fit(turns, data, rounds)
+    ratios = [ours / bare for ours, bare in zip(turns.trainer_ms, turns.bare_ms, strict=True)]
+    table = Table(
+        f"A round of SSF on the toy problem, ms; {torch.get_num_threads()} thread(s), blocks of {block} rounds in "
+        f"turns; the two differ by {same.largest_difference:.1g} after 20 rounds",
+        ["", "median", "least", "most"],
+    )
+    for name, values in (("bare tensor operations", turns.bare_ms), ("lfl", turns.trainer_ms), ("ratio", ratios)):
+        table.add(name, *(f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))))
+    return table
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=["ssf-round"])
+    parser.add_argument("--rounds", type=int, default=4000, help="rounds of the trainer; the first block is not timed")
+    parser.add_argument("--block", type=int, default=BLOCK, help="rounds of one before the other has its turn")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    parser.add_argument("--output", type=Path, default=Path("runs/benchmark"), help="folder of the table's files")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    table = ssf_round(options.rounds, options.block)
+    table.show()
+    table.write(options.output)
+
+
+if __name__ == "__main__":
+    main()
