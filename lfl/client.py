@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -58,6 +58,21 @@ class Recorder:
             self.log(name, value, *args, **options)
 
 
+class Extras(NamedTuple):
+    """What the loss terms use beside batch and parameters; per client, so that vmap maps over it.
+
+    Attributes:
+        global_features: outputs of submodules at x on the batch, without gradient, by name.
+        rows: ``cohort.loss_rows``, by name.
+    """
+
+    global_features: dict[str, Tensor]
+    rows: dict[str, Tensor]
+
+
+NO_EXTRAS = Extras({}, {})
+
+
 class ClientStep:
     """What ``client_loss`` may use: one client's batch, parameters and model, inside the loss.
 
@@ -66,11 +81,26 @@ class ClientStep:
         params: its parameters [D], with gradient.
         anchor: x, the model it started from [D], without.
         features: outputs of the submodules named in the callbacks' ``features``, by name.
+        global_features: outputs at x of those named in ``global_features``, on the same batch, without gradient.
+        rows: this client's rows of ``cohort.loss_rows``.
     """
 
-    def __init__(self, model: ClientModel, batch: Batch, params: Tensor, anchor: Tensor, features: dict[str, Tensor]):
+    def __init__(
+        self,
+        model: ClientModel,
+        batch: Batch,
+        params: Tensor,
+        anchor: Tensor,
+        features: dict[str, Tensor],
+        extras: Extras = NO_EXTRAS,
+    ) -> None:
         self.batch, self.params, self.anchor, self.features = batch, params, anchor, features
+        self.global_features, self.rows = extras
         self._model = model
+
+    def log(self, name: str, value: Tensor) -> None:
+        """Log a scalar of this batch, as the module's ``self.log`` does."""
+        self._model.recorder.log(name, value)
 
     def call(self, *inputs: Any) -> Any:
         """The module's ``forward`` at ``params``."""
@@ -106,6 +136,7 @@ class ClientModel:
         convert: converts a batch to the precision's input type.
         loss_terms: the callbacks' ``client_loss``, in order.
         features: names of submodules whose outputs the loss terms read.
+        global_features: names of submodules whose outputs at x they read.
     """
 
     def __init__(
@@ -115,6 +146,7 @@ class ClientModel:
         convert: Callable[[Any], Any] = lambda batch: batch,
         loss_terms: tuple[LossTerm, ...] = (),
         features: tuple[str, ...] = (),
+        global_features: tuple[str, ...] = (),
     ) -> None:
         self.module, self.autocast, self.convert = module, autocast, convert
         self.layout = ParameterVector.of_parameters(module)
@@ -135,7 +167,8 @@ class ClientModel:
         self._bound: Tensor | None = None
         # Asking for tied weights at every call costs a walk through the module.
         self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
-        for name in features:
+        self.global_feature_names = global_features
+        for name in dict.fromkeys(features + global_features):
             self._capture(name)
 
     # -- parameters and buffers -----------------------------------------------------------------------------------
@@ -181,7 +214,13 @@ class ClientModel:
     # -- the training step ----------------------------------------------------------------------------------------
 
     def loss(
-        self, params: Tensor | None, batch: Batch, step: int, key: Tensor, anchor: Tensor
+        self,
+        params: Tensor | None,
+        batch: Batch,
+        step: int,
+        key: Tensor,
+        anchor: Tensor,
+        extras: Extras = NO_EXTRAS,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and logged values of one client's step.
 
@@ -191,6 +230,7 @@ class ClientModel:
             step: the local step.
             key: the key of its random draws in this step.
             anchor: x [D].
+            extras: what the loss terms use besides.
         """
         self.recorder.start()
         with ClientRandom(key) if self.random_operations else nullcontext():
@@ -201,10 +241,39 @@ class ClientModel:
                 loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
                 flat = self._bound_with_gradient() if params is None else params
-                client = ClientStep(self, batch, flat, anchor, self._features)
+                client = ClientStep(self, batch, flat, anchor, self._features, extras)
                 for term in self._loss_terms:
                     loss = term(client, loss)
         return loss, dict(self.recorder.values)
+
+    @torch.no_grad()
+    def global_features(self, batch: Batch, key: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+        """Outputs of the submodules named in ``global_features`` on one client's batch at x, in evaluation mode.
+
+        Args:
+            batch: one batch, without a cohort dimension.
+            key: the key of its random draws in this step.
+            anchor: x [D].
+
+        Raises:
+            ValueError: the training step logs a Metric object, which would count this pass too.
+        """
+        if self.logged_metrics:
+            raise ValueError(
+                f"The training step logs the Metric object {self.logged_metrics[0]!r}, which would also count the pass "
+                "of the frozen global model: log a number instead."
+            )
+        views = {f"module.{name}": view for name, view in self.layout.views(anchor).items()}
+        modes = [part for part in self.module.modules() if part.training]
+        for part in modes:
+            part.training = False
+        try:
+            with ClientRandom(key) if self.random_operations else nullcontext():
+                functional_call(self._wrapper, views, (batch, 0), tie_weights=self._is_tied)
+        finally:
+            for part in modes:
+                part.training = True
+        return {name: self._features[name] for name in self.global_feature_names}
 
     def run_step(self, batch: Batch, step: int) -> Tensor:
         """The module's ``training_step``; returns the scalar loss.

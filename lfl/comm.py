@@ -47,6 +47,11 @@ class Message:
 
     def __init__(self) -> None:
         self.payloads: dict[str, Tensor] = {}
+        self.charges: dict[str, Tensor] = {}
+
+    def charge(self, name: str, bits: Tensor) -> None:
+        """Say what payload ``name`` costs each client of the round [M] (int64), instead of what the ledger knows."""
+        self.charges[name] = bits
 
     def add(self, name: str, value: Tensor) -> None:
         """Send ``value`` (the same for all clients) under ``name``."""
@@ -63,9 +68,14 @@ class Ledger:
 
     Args:
         num_clients: N.
+
+    Attributes:
+        personal: mask [D] of the parameters that never leave a client; None where all are shared. A payload of D
+            numbers is sent without them.
     """
 
     def __init__(self, num_clients: int) -> None:
+        self.personal: Tensor | None = None
         # The round in which a client last took part (0: never): it then held the state from before that round.
         self.last_round = torch.zeros(num_clients, dtype=torch.int64)
         self.totals = {"up": 0, "down": 0}
@@ -82,8 +92,17 @@ class Ledger:
         """Charge ``clients`` [M] for ``message``, catch-up included."""
         last = self.last_round[clients].tolist()
         for name, value in message.payloads.items():
-            self.down_bits[name] = self._bits_to_follow(name, dense_bits(value), last, round_number)
+            if name in message.charges:
+                self.down_bits[name] = int(message.charges[name].sum())
+            else:
+                self.down_bits[name] = self._bits_to_follow(name, self.bits_of(value), last, round_number)
         self.last_round[clients] = round_number
+
+    def bits_of(self, value: Tensor) -> int:
+        """Bits of one vector sent as it is."""
+        if self.personal is None or value.numel() != self.personal.numel():
+            return dense_bits(value)
+        return int((~self.personal).sum()) * value.element_size() * 8
 
     def upload(self, name: str, payload: Payload) -> None:
         """Charge the clients of a cohort for their upload."""

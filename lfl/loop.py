@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lfl.callbacks.base import FederatedCallback, overrides
-from lfl.comm import Message, Payload, dense_bits
+from lfl.comm import Message, Payload
 from lfl.distributed import max_over_processes, sum_over_processes
 from lfl.round import Cohort, Round
 
@@ -112,18 +112,19 @@ class FederatedLoop:
         for callback in self._hooks["on_cohort_end"]:
             callback.on_cohort_end(cohort)
         payload = Payload.dense(cohort.delta)
-        for callback in self._hooks["encode"]:
+        for callback in self._codecs(round):
             payload = callback.encode(cohort, payload)
         trainer.ledger.upload("update", payload)
         rows = payload.values
-        for callback in reversed(self._per_client_codecs()):
+        for callback in reversed(self._per_client_codecs(round)):
             rows = callback.decode(round, rows)
         weights = trainer.aggregator.weights(cohort.num_examples)
         trainer.aggregator.add(rows, weights)
         sent = payload.bits_per_client()
         for name, extra in cohort.uploads.items():
-            trainer.ledger.upload(name, Payload.dense(extra))
-            sent = sent + dense_bits(extra[0])
+            dense = trainer.ledger.bits_of(extra[0])
+            trainer.ledger.upload(name, Payload(extra, dense))
+            sent = sent + dense
             round.accumulate(f"received/{name}", extra.sum(dim=0, dtype=torch.float64))
         for name, values in cohort.metrics.items():
             round.accumulate(f"metrics/{name}", values.sum())
@@ -166,7 +167,7 @@ class FederatedLoop:
         if not round.num_reported:
             return
         update = trainer.aggregator.result().to(round.server.dtype)
-        for callback in reversed(self._shared_codecs()):
+        for callback in reversed(self._shared_codecs(round)):
             update = callback.decode(round, update)
         if round.basis is not None:
             round.update_coordinates, update = update, round.basis.lift(update)
@@ -188,7 +189,8 @@ class FederatedLoop:
         if round.update is not None:
             trainer.server.step(round.update)
         sent = round.update_coordinates if trainer.server.is_plain_sgd else None
-        trainer.ledger.record_increment("model", dense_bits(round.server if sent is None else sent), round.number)
+        bits = trainer.ledger.bits_of(round.server if sent is None else sent)
+        trainer.ledger.record_increment("model", bits, round.number)
         for callback in self._hooks["on_server_step"]:
             callback.on_server_step(round)
 
@@ -218,16 +220,22 @@ class FederatedLoop:
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
 
+    def _codecs(self, round: Round) -> list[FederatedCallback]:
+        """Those that encode in this round."""
+        codecs = self._hooks["encode"]
+        last = next((i for i, codec in enumerate(codecs) if codec.ends_encoding(round)), len(codecs))
+        return codecs[: last + 1]
+
     def _first_shared(self) -> int:
         """Codecs before the first non-linear one are linear: what they encode is averaged before it is decoded."""
         codecs = self._hooks["encode"]
         return next((i for i, codec in enumerate(codecs) if not codec.linear), len(codecs))
 
-    def _shared_codecs(self) -> list[FederatedCallback]:
-        return self._hooks["encode"][: self._first_shared()]
+    def _shared_codecs(self, round: Round) -> list[FederatedCallback]:
+        return self._codecs(round)[: self._first_shared()]
 
-    def _per_client_codecs(self) -> list[FederatedCallback]:
-        return self._hooks["encode"][self._first_shared() :]
+    def _per_client_codecs(self, round: Round) -> list[FederatedCallback]:
+        return self._codecs(round)[self._first_shared() :]
 
 
 _HOOKS = (

@@ -81,6 +81,7 @@ class Cohort:
         num_steps: local steps of each client [C] (int64, on the CPU).
         values: what the local optimizer changes: parameters [C, D], or coordinates [C, R].
         rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
+        loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
         origin: the starting point as a ``wrap_gradient`` sees it: x [D], or zero [R] behind the owner of coordinates.
         active: clients that took the current step; the first ``active`` rows.
         step: the current local step, from 0.
@@ -97,6 +98,7 @@ class Cohort:
     values: Tensor
     buffers: Tensor
     rows: dict[str, Tensor] = field(default_factory=dict)
+    loss_rows: dict[str, Tensor] = field(default_factory=dict)
     active: int = 0
     step: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)

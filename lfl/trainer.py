@@ -344,6 +344,7 @@ class FederatedTrainer(LightningFacade):
             convert=self.fabric.strategy.precision.convert_input,
             loss_terms=tuple(c.client_loss for c in terms),
             features=tuple(dict.fromkeys(name for c in terms for name in c.features)),
+            global_features=tuple(dict.fromkeys(name for c in terms for name in c.global_features)),
         )
         self._evaluator = Evaluator(self.client_model, self.fabric)
         self.server_buffers = self.client_model.flat_buffers()
@@ -362,6 +363,7 @@ class FederatedTrainer(LightningFacade):
             )
         for callback in self.stack:
             callback.check(self.client_model.layout)
+            callback.check_stack(self.stack)
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, self.client_model.module)]
         if ignored:
             rank_zero_warn(

@@ -38,8 +38,14 @@ class FederatedCallback(Callback):
     features: tuple[str, ...] = ()
     """Submodules whose outputs ``client_loss`` reads from ``client.features``."""
 
+    global_features: tuple[str, ...] = ()
+    """Submodules whose outputs at x ``client_loss`` reads from ``client.global_features``: one pass a batch."""
+
     def check(self, layout: ParameterVector) -> None:
         """Refuse settings that do not fit the model, before any work; raises ValueError."""
+
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        """Refuse a stack, this callback in it, that has no meaning; raises ValueError with both names."""
 
     def on_round_start(self, round: Round) -> None:
         """The server, before anything is sent: ``round.clients`` are chosen, ``round.server`` is x [D]."""
@@ -77,6 +83,10 @@ class FederatedCallback(Callback):
 
         Clients whose update is not finite are no longer in it.
         """
+
+    def ends_encoding(self, round: Round) -> bool:
+        """Whether the codecs after this one leave this round's payload as it is."""
+        return False
 
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
         """The wire, up: compress the rows of an update. Client state (error feedback) belongs in the store."""

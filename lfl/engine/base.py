@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
-from lfl.client import ClientModel
+from lfl.client import ClientModel, Extras
 from lfl.data.base import FederatedData
 from lfl.engine.schedule import BatchPlan, LocalSchedule, ReplacementSchedule, steps_per_epoch_of
 from lfl.optim import LocalOptimizer
@@ -89,14 +89,19 @@ class LocalEngine(ABC):
         self._optimizer: LocalOptimizer | None = None
         self._optimizer_settings: Any = None
         self._plans: list[tuple[BatchPlan, Any]] = []
+        self._global: list[dict[str, Tensor]] = []  # features of the model at x, for each of the plans
         self._keys = torch.zeros(1, dtype=torch.int64)
         self._recording = False
 
     @abstractmethod
     def gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Gradients [G, D], losses [G] and logged values [G] of G clients on a batch ``[G, b, ...]``."""
+
+    @abstractmethod
+    def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+        """What the loss terms read of the model at x [D], for G clients' batches: outputs ``[G, b, ...]`` by name."""
 
     @abstractmethod
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
@@ -137,6 +142,7 @@ class LocalEngine(ABC):
                 self._plans = list(plans)
                 cohort.step, cohort.active = step, self._plans[0][0].active
                 self._keys = fold(keys, step) if self.model.random_operations else keys
+                self._global = [self._features_at(cohort, plan, batch) for plan, batch in self._plans]
                 self._recording = True
                 cohort.optimizer.narrow(cohort.active)
                 gradients = gradient(cohort.values[: cohort.active])
@@ -184,12 +190,13 @@ class LocalEngine(ABC):
     def _loss_gradient(self, cohort: Cohort, params: Tensor) -> Tensor:
         """Gradients [A, D] of the losses on this step's batches."""
         parts = []
-        for plan, batch in self._plans:
+        for (plan, batch), features in zip(self._plans, self._global, strict=True):
             rows, keys = params, self._keys
             if plan.rows != slice(0, params.shape[0]) or plan.active < keys.shape[0]:
                 rows, keys = params[plan.rows], keys[plan.rows]
+            extras = Extras(features, {name: values[plan.rows] for name, values in cohort.loss_rows.items()})
             try:
-                part, losses, logs = self.gradients(rows, batch, cohort.step, keys, cohort.round.server)
+                part, losses, logs = self.gradients(rows, batch, cohort.step, keys, cohort.round.server, extras)
             except Exception as error:
                 clients = cohort.ids[plan.rows].tolist()
                 error.add_note(f"in round {cohort.round.number}, local step {cohort.step} of client(s) {clients}")
@@ -199,6 +206,12 @@ class LocalEngine(ABC):
             parts.append((plan.rows, part))
         self._recording = False  # a second pass in the same step (SAM) is not logged
         return _join(parts, params)
+
+    def _features_at(self, cohort: Cohort, plan: BatchPlan, batch: Any) -> dict[str, Tensor]:
+        """Features of the frozen model on a batch: once a step, however often its gradient is asked for."""
+        if not self.model.global_feature_names:
+            return {}
+        return self.global_features(batch, self._keys[plan.rows], cohort.round.server)
 
     def _full_gradient(self, cohort: Cohort, params: Tensor) -> Tensor:
         """Gradients [A, D] of the mean loss over the whole training sets of the first A clients, in stored order."""
@@ -213,9 +226,14 @@ class LocalEngine(ABC):
         schedule = LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=False)
         with self.model.recording():
             for plan, batch in self._with_batches(schedule):
-                part, _, _ = self.gradients(
-                    params[plan.rows], batch, plan.step, fold(keys[plan.rows], plan.step), cohort.round.server
+                own_keys = fold(keys[plan.rows], plan.step)
+                features = (
+                    self.global_features(batch, own_keys, cohort.round.server)
+                    if self.model.global_feature_names
+                    else {}
                 )
+                extras = Extras(features, {name: rows[plan.rows] for name, rows in cohort.loss_rows.items()})
+                part, _, _ = self.gradients(params[plan.rows], batch, plan.step, own_keys, cohort.round.server, extras)
                 total[plan.rows] += part * plan.indices.shape[1]
         return total / sizes.to(params)[:, None]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lfl.callbacks.base import FederatedCallback
-from lfl.client import ClientModel
+from lfl.client import ClientModel, Extras
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine, LocalWork
 from lfl.engine.schedule import count_calls
@@ -107,11 +107,12 @@ def _seconds(engine: LocalEngine, data: FederatedData, seed: int, count: int) ->
     """Seconds of one gradient for ``count`` clients, the best of three."""
     batch, keys = _trial_batch(data, engine.model, seed, count)
     params = engine.model.flat_parameters().repeat(count, 1)
-    best = float("inf")
+    best, anchor = float("inf"), params[0].clone()
     with engine.model.recording():
         for _ in range(4):  # the first is for warming up
             start = time.perf_counter()
-            gradients, _, _ = engine.gradients(params, batch, 0, keys, params[0].clone())
+            features = engine.global_features(batch, keys, anchor) if engine.model.global_feature_names else {}
+            gradients, _, _ = engine.gradients(params, batch, 0, keys, anchor, Extras(features, {}))
             float(gradients[0, 0])  # wait for the device
             best = min(best, time.perf_counter() - start)
     return best

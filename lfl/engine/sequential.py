@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from typing_extensions import override
 
+from lfl.client import Extras
 from lfl.engine.base import LocalEngine
 from lfl.randomness import derive_seed
 from lfl.round import Cohort
@@ -23,14 +24,19 @@ class SequentialEngine(LocalEngine):
 
     @override
     def gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         model = self.model
         model.bind(params[0])
-        loss, logs = model.loss(None, tree_map(lambda x: x[0], batch), step, keys[0], anchor)
+        loss, logs = model.loss(None, _first(batch), step, keys[0], anchor, _first(extras))
         gradients = torch.autograd.grad(loss, model.parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         return flat.unsqueeze(0), loss.detach().unsqueeze(0), logs
+
+    @override
+    def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+        features = self.model.global_features(_first(batch), keys[0], anchor)
+        return {name: value.unsqueeze(0) for name, value in features.items()}
 
     @override
     def place(self, cohort: Cohort) -> None:
@@ -44,3 +50,8 @@ class SequentialEngine(LocalEngine):
     def collect(self, cohort: Cohort) -> None:
         cohort.buffers = self.model.flat_buffers().unsqueeze(0)
         cohort.counters = [counter.clone().unsqueeze(0) for counter in self.model.counters]
+
+
+def _first(nest: Any) -> Any:
+    """The only client's part."""
+    return tree_map(lambda x: x[0], nest)

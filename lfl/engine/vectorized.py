@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import vmap
 from typing_extensions import override
 
-from lfl.client import ClientModel
+from lfl.client import ClientModel, Extras
 from lfl.engine.base import LocalEngine
 from lfl.engine.trace import TracedStep
 from lfl.optim import ELEMENTWISE, build_optimizer
@@ -27,26 +27,32 @@ class VectorizedEngine(LocalEngine):
 
     @override
     def gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         if self.traced is not None:
-            found: tuple[Tensor, Tensor, dict[str, Tensor]] = self.traced(params, batch, keys, anchor)
-            return found
-        return self._gradients(params, batch, keys, anchor, step)
+            return self.traced(params, batch, keys, anchor, extras)
+        return self._gradients(params, batch, keys, anchor, extras, step)
+
+    @override
+    def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = vmap(
+            lambda batch, key: self.model.global_features(batch, key, anchor), randomness="error"
+        )(batch, keys)
+        return found
 
     def trace_steps(self) -> None:
         """Record the step once for each shape of batch, and replay it from then on."""
 
-        def step(params: Tensor, batch: Any, keys: Tensor, anchor: Tensor) -> Any:
-            return self._gradients(params, batch, keys, anchor)
+        def step(params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras) -> Any:
+            return self._gradients(params, batch, keys, anchor, extras)
 
         self.traced = TracedStep(step)
 
     def _gradients(
-        self, params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, step: int = 0
+        self, params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras, step: int = 0
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         params = params.detach().requires_grad_()
-        losses, logs = batched_loss(self.model, params, batch, step, keys, anchor)
+        losses, logs = batched_loss(self.model, params, batch, step, keys, anchor, extras)
         (gradients,) = torch.autograd.grad(losses.sum(), params)
         return gradients, losses.detach(), logs
 
@@ -61,15 +67,15 @@ class VectorizedEngine(LocalEngine):
 
 
 def batched_loss(
-    model: ClientModel, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor
+    model: ClientModel, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses and logged values [G] of G clients: the loss of one, under vmap."""
 
-    def loss(params: Tensor, batch: Any, key: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return model.loss(params, batch, step, key, anchor)
+    def loss(params: Tensor, batch: Any, key: Tensor, extras: Extras) -> tuple[Tensor, dict[str, Tensor]]:
+        return model.loss(params, batch, step, key, anchor, extras)
 
     # Random operations without a key raise instead of drawing numbers that depend on the cohort.
-    return vmap(loss, randomness="error")(params, batch, keys)
+    return vmap(loss, randomness="error")(params, batch, keys, extras)
 
 
 def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | None:
@@ -91,7 +97,11 @@ def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | No
         return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
     params = model.flat_parameters().repeat(2, 1).requires_grad_()
     try:
-        losses, _ = batched_loss(model, params, batch, 0, keys, params[0].detach())
+        anchor = params[0].detach()
+        features = {}
+        if model.global_feature_names:
+            features = vmap(lambda batch, key: model.global_features(batch, key, anchor))(batch, keys)
+        losses, _ = batched_loss(model, params, batch, 0, keys, anchor, Extras(features, {}))
         torch.autograd.grad(losses.sum(), params)
     except Exception as error:  # whatever a user's module raises under vmap is the reason
         return f"its training step does not run under vmap ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
