@@ -115,7 +115,7 @@ def trainer_state(trainer: FederatedTrainer) -> dict[str, Any]:
         "loggers": [_logger_state(logger) for logger in trainer.loggers],
         "best": trainer.checkpoint.best if trainer.checkpoint else None,
         "total_refused": trainer.total_refused,
-        "uplink_seconds": trainer.uplink_seconds,
+        "simulated_seconds": dict(trainer.simulated_seconds),
         "engine": {"name": trainer.engine.name, "cohort_size": int(trainer.engine.cohort_size)},
         "settings": trainer.settings,
     }
@@ -142,7 +142,7 @@ def restore_trainer(trainer: FederatedTrainer, state: dict[str, Any], path: Path
     trainer.learning_rates.load_state_dict(state["learning_rates"])
     trainer.summary.load_state_dict(state["summary"])
     trainer.total_refused = state["total_refused"]
-    trainer.uplink_seconds = state["uplink_seconds"]
+    trainer.simulated_seconds = dict(state["simulated_seconds"])
     if trainer.checkpoint:
         trainer.checkpoint.best = state["best"]
         trainer.checkpoint.saved_round = state["round"]

@@ -7,7 +7,7 @@ vectorized engine calls it functionally under vmap.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -167,9 +167,47 @@ class ClientModel:
         self._bound: Tensor | None = None
         # Asking for tied weights at every call costs a walk through the module.
         self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
+        self._frozen: frozenset[str] = frozenset()  # parameters without a gradient in this phase
+        self._receiving = self.parameters
         self.global_feature_names = global_features
         for name in dict.fromkeys(features + global_features):
             self._capture(name)
+
+    # -- which parameters are trained -----------------------------------------------------------------------------
+
+    def names_of(self, patterns: Iterable[str]) -> list[str] | None:
+        """Names of the parameters that match; None where all do.
+
+        Raises:
+            ValueError: a pattern matches no parameter.
+        """
+        mask = self.layout.select(patterns)
+        return None if bool(mask.all()) else [name for name, part in self.layout.slices.items() if mask[part.start]]
+
+    @contextmanager
+    def training_only(self, names: list[str] | None) -> Iterator[None]:
+        """No gradients for the parameters that are not named; None for gradients for all."""
+        before = self._frozen, self._receiving
+        if names is not None or self._frozen:
+            trained = set(self.layout.names if names is None else names)
+            self._frozen = frozenset(self.layout.names) - trained
+            pairs = zip(self.layout.names, self.parameters, strict=True)
+            self._receiving = [parameter for name, parameter in pairs if name in trained]
+        try:
+            yield
+        finally:
+            self._frozen, self._receiving = before
+
+    def gradients_of(self, loss: Tensor) -> Tensor:
+        """The gradient [D] of a loss computed with the module's own parameters; zero for those that are frozen."""
+        found = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
+        if len(found) == len(self.parameters):
+            return torch.cat([gradient.reshape(-1) for gradient in found])
+        parts = iter(found)
+        pairs = zip(self.layout.names, self.parameters, strict=True)
+        return torch.cat(
+            [(torch.zeros_like(p) if name in self._frozen else next(parts)).reshape(-1) for name, p in pairs]
+        )
 
     # -- parameters and buffers -----------------------------------------------------------------------------------
 
@@ -237,11 +275,14 @@ class ClientModel:
             if params is None:
                 loss = self.run_step(batch, step)
             else:
-                views = {f"module.{name}": view for name, view in self.layout.views(params).items()}
+                views = {
+                    f"module.{name}": view.detach() if name in self._frozen else view
+                    for name, view in self.layout.views(params).items()
+                }
                 loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
                 flat = self._bound_with_gradient() if params is None else params
-                client = ClientStep(self, batch, flat, anchor, self._features, extras)
+                client = ClientStep(self, batch, flat, anchor, dict(self._features), extras)
                 for term in self._loss_terms:
                     loss = term(client, loss)
         return loss, dict(self.recorder.values)

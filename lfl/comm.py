@@ -49,8 +49,12 @@ class Message:
         self.payloads: dict[str, Tensor] = {}
         self.charges: dict[str, Tensor] = {}
 
+    def replace(self, name: str, value: Tensor) -> None:
+        """Send ``value`` instead of what is there under ``name``."""
+        self.payloads[name] = value
+
     def charge(self, name: str, bits: Tensor) -> None:
-        """Say what payload ``name`` costs each client of the round [M] (int64), instead of what the ledger knows."""
+        """Say what payload ``name`` costs each of ``round.invited`` (int64), instead of what the ledger knows."""
         self.charges[name] = bits
 
     def add(self, name: str, value: Tensor) -> None:

@@ -189,7 +189,7 @@ class RunSummary:
         from rich.table import Table
         from rich.text import Text
 
-        keys = [key for key in self._records if key.startswith("val") or key == _LOSS]
+        keys = [key for key in self._records if key.rpartition("/")[2].startswith("val") or key == _LOSS]
         metrics = Table("metric", box=box.SIMPLE_HEAD)
         for heading in ("best", "round", "last", "round"):
             metrics.add_column(heading, justify="right")

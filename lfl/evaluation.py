@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,16 +74,34 @@ class Evaluator:
                 part.training = training
         return metrics, outputs
 
+    def run_alone(self, stage: Stage, batches: Iterable[Any]) -> dict[str, float]:
+        """Metrics of this process's own batches, with the parameters that are bound: for a client's own examples."""
+        module = self._model.module
+        modes = [part for part in module.modules() if part.training]
+        for part in modes:
+            part.training = False
+        try:
+            with torch.no_grad(), self._model.recording():
+                found = _means(self._sums(stage, batches, None, []))
+                return {**found, **self._model.compute_metrics()}
+        finally:
+            for part in modes:
+                part.training = True
+
     def _run_loader(
         self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
     ) -> dict[str, float]:
+        mine = itertools.islice(loader, self._fabric.global_rank, None, self._fabric.world_size)
+        return _means(sum_over_processes(self._fabric, self._sums(stage, mine, index, outputs)))
+
+    def _sums(self, stage: Stage, batches: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, Tensor]:
+        """What the steps log, summed over examples, and how many there were [2] (float64), by name."""
         step = getattr(self._model.module, f"{_STEPS[stage]}_step")
         recorder = self._model.recorder
         sums: dict[str, Tensor] = {}
-        for number, raw in enumerate(loader):
-            if number % self._fabric.world_size != self._fabric.global_rank:
-                continue
-            batch = self._model.convert(move_data_to_device(raw, self._fabric.device))
+        for count, raw in enumerate(batches):
+            number = count * self._fabric.world_size + self._fabric.global_rank
+            batch = self._model.converted(move_data_to_device(raw, self._fabric.device))
             recorder.start()
             with self._model.autocast():
                 output = step(*_arguments(step, batch, number, index))
@@ -93,11 +112,15 @@ class Evaluator:
                 weight = recorder.batch_sizes.get(name, size)
                 row = torch.stack([value.double() * weight, value.new_tensor(weight, dtype=torch.float64)])
                 sums[name] = sums[name] + row if name in sums else row
-        return {name: float(total[0] / total[1]) for name, total in sum_over_processes(self._fabric, sums).items()}
+        return sums
 
     def _call(self, hook: str) -> None:
         if hasattr(self._model.module, hook):
             getattr(self._model.module, hook)()
+
+
+def _means(sums: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(total[0] / total[1]) for name, total in sums.items()}
 
 
 def _arguments(step: Any, batch: Any, number: int, index: int | None) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ class FederatedLoop:
         self._download(round)
         for cohort in self.trainer.engine.cohorts(round, self.trainer.server_buffers):
             self._load_buffers(cohort)
-            self.trainer.engine.train(cohort, self.trainer.learning_rates.current)
+            self.trainer.engine.train(cohort, self.trainer.learning_rates)
             self._refuse_nonfinite(cohort)
             self._upload(cohort)
             self.trainer.display.clients_done(len(cohort.num_steps))
@@ -54,11 +54,12 @@ class FederatedLoop:
     def _select(self, number: int) -> Round:
         trainer = self.trainer
         clients = trainer.participation.select(number, trainer.num_clients, trainer.seed)
-        clients = clients[trainer.data.client_sizes[clients] > 0].sort().values  # the order must not matter
+        invited = trainer.participation.invited(number, trainer.num_clients, trainer.seed)
+        clients, invited = (ids[trainer.data.client_sizes[ids] > 0].sort().values for ids in (clients, invited))
         mine = clients
         if trainer.fabric.world_size > 1:
             mine = clients[clients % trainer.fabric.world_size == trainer.fabric.global_rank]
-        round = Round(trainer, number, clients, trainer.server.vector.clone(), mine)
+        round = Round(trainer, number, clients, trainer.server.vector.clone(), mine, invited)
         trainer.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)
@@ -76,13 +77,11 @@ class FederatedLoop:
             message.add("buffers", trainer.server_buffers)
         for callback in self._hooks["on_download"]:
             callback.on_download(message)
-        trainer.ledger.download(message, round.clients, round.number)
+        trainer.ledger.download(message, round.invited, round.number)
 
     def _load_buffers(self, cohort: Cohort) -> None:
-        if self.trainer.buffers == "client" and cohort.buffers.numel():
-            kept = self.trainer.store.gather("buffers", cohort.ids)
-            fresh = torch.isnan(kept).any(dim=1, keepdim=True)  # never written: start from the server's
-            cohort.buffers = torch.where(fresh, cohort.buffers, kept)
+        if self.trainer.buffers == "client":
+            cohort.buffers = self.trainer.client_buffers(cohort.ids)
 
     def _refuse_nonfinite(self, cohort: Cohort) -> None:
         """Drop clients whose update is not finite, or stop: nothing of theirs reaches the server or the store."""
@@ -215,8 +214,10 @@ class FederatedLoop:
         for name, value in trainer.ledger.metrics().items():
             round.log(name, value)
         if trainer.system is not None and "uplink_bits" in round.sums:
-            trainer.uplink_seconds += trainer.system.uplink_seconds(round.clients, round.sums["uplink_bits"])
-            round.log("sim/uplink_time", trainer.uplink_seconds)
+            bits = round.sums["uplink_bits"]
+            for name, seconds in trainer.system.round_seconds(round.clients, bits, round.number, trainer.seed).items():
+                trainer.simulated_seconds[name] = trainer.simulated_seconds.get(name, 0.0) + seconds
+                round.log(f"sim/{name}", trainer.simulated_seconds[name])
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
 

@@ -98,6 +98,7 @@ class LearningRates:
     def __init__(self, module: LightningModule) -> None:
         self._optimizer, configs = build_optimizer(module)
         self._schedulers = [config for config in configs if config.interval == "epoch"]
+        self._first = [float(group["lr"]) for group in self._optimizer.param_groups]
         self.description = {
             "optimizer": describe_optimizer(self._optimizer),
             "schedulers": [_plain(c.scheduler.state_dict()) for c in self._schedulers],
@@ -107,6 +108,13 @@ class LearningRates:
     def current(self) -> list[float] | None:
         """One rate per parameter group for this round; None where no scheduler changes them."""
         return [float(group["lr"]) for group in self._optimizer.param_groups] if self._schedulers else None
+
+    def of_phase(self, lr: float | None) -> list[float] | None:
+        """Rates of a phase with a rate of its own, which follows the schedule as the module's do."""
+        if lr is None:
+            return self.current
+        rates = self.current or self._first
+        return [lr * (now / first if first else 1.0) for now, first in zip(rates, self._first, strict=True)]
 
     @property
     def lr(self) -> float:
@@ -156,6 +164,7 @@ class LocalOptimizer:
         values: ``[C, D]``, or coordinates ``[C, R]``.
         rates: learning rates of this round, one a group; None for the module's own.
         in_coordinates: ``values`` are coordinates; weight decay then acts on the parameters, see ``weight_decay``.
+        trained: names of the parameters it moves; None for all.
 
     Raises:
         ValueError: the optimizer's groups differ, or it decays weights by itself, and ``values`` are coordinates.
@@ -168,6 +177,7 @@ class LocalOptimizer:
         values: Tensor,
         rates: list[float] | None,
         in_coordinates: bool = False,
+        trained: list[str] | None = None,
     ) -> None:
         self.optimizer, configs = build_optimizer(module)
         self._step_schedulers = [config for config in configs if config.interval == "step"]
@@ -187,10 +197,15 @@ class LocalOptimizer:
             self._use_coordinates()
         elif self._stacked:
             for group, members in zip(self.optimizer.param_groups, self._names, strict=True):
-                self._replace(group, layout.spans(members), self._initial_state(group, members))
+                moved = [name for name in members if trained is None or name in trained]
+                self._replace(group, layout.spans(moved), self._initial_state(group, members))
         else:
             parameters = dict(module.named_parameters())
-            self._spans = [(parameters[n], layout.slices[n]) for members in self._names for n in members]
+            moved = [n for members in self._names for n in members if trained is None or n in trained]
+            self._spans = [(parameters[n], layout.slices[n]) for n in moved]
+            for group in self.optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if any(p is parameter for parameter, _ in self._spans)]
+        self._is_whole = [span for _, span in self._spans] == [slice(0, values.shape[1])]
         self._plain_rate = self._find_plain_rate()
 
     def _find_plain_rate(self) -> float | None:
@@ -203,10 +218,14 @@ class LocalOptimizer:
             or self.optimizer._optimizer_step_pre_hooks
         ):
             return None
-        is_whole = [span for _, span in self._spans] == [slice(0, self._values.shape[1])]
         rate = groups[0]["lr"]
         is_plain = not groups[0]["weight_decay"] and not groups[0]["maximize"] and isinstance(rate, float)
-        return rate if is_whole and is_plain else None
+        return rate if is_plain else None
+
+    @property
+    def steps_module(self) -> bool:
+        """Whether it steps the module's own parameters, as an optimizer that is not elementwise does."""
+        return not self._stacked
 
     @property
     def is_sgd(self) -> bool:
@@ -275,7 +294,12 @@ class LocalOptimizer:
         if self._plain_rate is not None:
             # What torch's SGD does, to the bit, without its bookkeeping; it matters where a step takes microseconds.
             self._rates_taken.append(self._plain_rate)
-            self._values[: len(gradients)].add_(gradients, alpha=-self._plain_rate)
+            values = self._values[: gradients.shape[0]]
+            if self._is_whole:
+                values.add_(gradients, alpha=-self._plain_rate)
+            else:
+                for _, span in self._spans:
+                    values[:, span].add_(gradients[:, span], alpha=-self._plain_rate)
             return
         for parameter, span in self._spans:
             gradient = gradients[:, span]

@@ -1,5 +1,6 @@
 """Who takes part in a round."""
 
+import itertools
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -9,10 +10,21 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.randomness import derive_seed
+from lfl.system import Speeds, System
 
 
 class Participation(ABC):
-    """Chooses the clients of a round; the choice is a function of (seed, round) alone."""
+    """Chooses the clients of a round; the choice is a function of (seed, round) alone.
+
+    Attributes:
+        system: the trainer's, for choices that depend on how fast clients are.
+    """
+
+    system: System | None = None
+
+    def invited(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+        """Ids of the clients that are sent the model, ascending; the participants, unless some are not waited for."""
+        return self.select(round_number, num_clients, seed)
 
     @abstractmethod
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
@@ -85,6 +97,59 @@ class FullParticipation(Participation):
         return torch.arange(num_clients)
 
 
+class DoublingParticipation(Participation):
+    """The fastest n of N sampled clients, doubled from stage to stage: ``n = min(2^r n_0, N)``, r = 0, 1, ...
+
+    "Straggler-Resilient Personalized Federated Learning", Algorithm 1; with the whole model shared, and all clients
+    sampled, it is FLANP. All N sampled clients are sent the model; the server goes on when the first n have answered.
+    Needs a ``trainer.system`` that knows how fast clients are, such as ``lfl.system.ExponentialSpeeds``.
+
+    Args:
+        clients_per_round: N: a whole number of clients, or a fraction of all as a float in (0, 1].
+        initial: n_0.
+        rounds_per_stage: rounds before n is doubled; a list has the stages' lengths, and the last never ends.
+    """
+
+    def __init__(
+        self,
+        clients_per_round: int | float = 1.0,
+        initial: PositiveInt = 10,
+        rounds_per_stage: PositiveInt | list[int] = 10,
+    ) -> None:
+        self.clients_per_round, self.initial, self.rounds_per_stage = clients_per_round, initial, rounds_per_stage
+        self._sampling = UniformParticipation(clients_per_round)
+        if min(_as_list(rounds_per_stage), default=0) < 0 or rounds_per_stage == []:
+            raise ValueError(f"`rounds_per_stage={rounds_per_stage}` must be whole numbers of at least 0.")
+
+    @override
+    def check(self, num_clients: int) -> None:
+        self._sampling.check(num_clients)
+        if not isinstance(self.system, Speeds):
+            raise ValueError(
+                "DoublingParticipation waits for the fastest clients: it needs a `trainer.system` that knows their "
+                "speeds, such as `lfl.system.ExponentialSpeeds`."
+            )
+
+    def stage(self, round_number: int) -> int:
+        """R, the number of times n was doubled before a round."""
+        if isinstance(self.rounds_per_stage, int):
+            return (round_number - 1) // self.rounds_per_stage
+        ends = itertools.accumulate(self.rounds_per_stage[:-1])
+        return sum(round_number > end for end in ends)
+
+    @override
+    def invited(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+        return self._sampling.select(round_number, num_clients, seed)
+
+    @override
+    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+        assert isinstance(self.system, Speeds)
+        invited = self.invited(round_number, num_clients, seed)
+        count = min(self.initial * 2 ** min(self.stage(round_number), 62), len(invited))
+        seconds = self.system.compute_seconds(invited, round_number, seed)
+        return invited[seconds.argsort(stable=True)[:count]].sort().values
+
+
 class FixedParticipation(Participation):
     """A fixed schedule, started again when it ends.
 
@@ -118,3 +183,7 @@ class FixedParticipation(Participation):
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         return torch.tensor(sorted(self.schedule[(round_number - 1) % len(self.schedule)]))
+
+
+def _as_list(value: int | list[int]) -> list[int]:
+    return value if isinstance(value, list) else [value]

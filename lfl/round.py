@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ class Round:
     Attributes:
         number: counted from 1.
         clients: ids of the participants [M], ascending.
+        invited: ids of those who are sent the model, ascending; the participants, unless some are not waited for.
         local_clients: those of them that this process trains.
         server: x before the round [D].
         basis: the basis of the local coordinates, where a callback asked for them.
@@ -41,6 +43,7 @@ class Round:
     clients: Tensor
     server: Tensor
     local_clients: Tensor
+    invited: Tensor
     basis: Basis | None = None
     update: Tensor | None = None
     update_coordinates: Tensor | None = None
@@ -71,6 +74,21 @@ class Round:
 
 
 @dataclass
+class Phase:
+    """A part of a cohort's local work.
+
+    Attributes:
+        optimizer: of this phase.
+        num_steps: its local steps of each client [C] (int64, on the CPU).
+        trained: 1 for the parameters it trains and 0 for the others [D]; None where it trains all.
+    """
+
+    optimizer: LocalOptimizer
+    num_steps: Tensor
+    trained: Tensor | None
+
+
+@dataclass
 class Cohort:
     """C clients trained together, ordered so that those still at work are always the first.
 
@@ -78,14 +96,16 @@ class Cohort:
         round: the round they take part in.
         ids: client ids [C] (int64, on the CPU).
         num_examples: training examples [C] (int64, on the CPU).
-        num_steps: local steps of each client [C] (int64, on the CPU).
+        num_steps: local steps of each client in all phases [C] (int64, on the CPU).
         values: what the local optimizer changes: parameters [C, D], or coordinates [C, R].
         rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
-        origin: the starting point as a ``wrap_gradient`` sees it: x [D], or zero [R] behind the owner of coordinates.
+        origin: the starting point as a ``wrap_gradient`` sees it: x [D], rows [C, D] where clients start from models
+            of their own, or zero [R] behind the owner of coordinates.
         active: clients that took the current step; the first ``active`` rows.
-        step: the current local step, from 0.
-        optimizer: the local optimizer of this cohort.
+        step: the current local step, from 0 in every phase.
+        phases: the parts of the local work, one after another.
+        optimizer: the local optimizer of the current phase.
         metrics: logged values summed over examples [C], float64.
         uploads: extra payloads [C, n].
         full_gradient: from parameters [A, D] to gradients of the mean loss over the whole training sets of the first A.
@@ -104,6 +124,7 @@ class Cohort:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     uploads: dict[str, Tensor] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
     optimizer: LocalOptimizer = field(init=False)
     origin: Tensor = field(init=False)
     full_gradient: Callable[[Tensor], Tensor] = field(init=False, repr=False)
@@ -125,13 +146,17 @@ class Cohort:
     def step_scale(self) -> Tensor:
         """``||a||_1 * eta`` of each client [C, 1]: its movement is minus this times its (weighted) mean gradient.
 
-        ``num_steps * lr`` for plain SGD; with momentum or a schedule inside the round, their scalar recursion.
+        ``num_steps * lr`` for plain SGD; with momentum or a schedule inside the round, their scalar recursion. [C, D]
+        where some phase trains only some parameters; infinite for those that none trains.
 
         Raises:
             ValueError: the local optimizer is not SGD.
         """
-        scales = self.optimizer.movement_scales(self.num_steps.tolist())
-        return torch.tensor(scales, dtype=self.values.dtype, device=self.values.device).unsqueeze(1)
+        total = torch.zeros(len(self), 1, dtype=self.values.dtype, device=self.values.device)
+        for phase in self.phases:
+            scale = total.new_tensor(phase.optimizer.movement_scales(phase.num_steps.tolist())).unsqueeze(1)
+            total = total + (scale if phase.trained is None else scale * phase.trained)
+        return total.where(total > 0, math.inf)
 
     def upload(self, name: str, rows: Tensor) -> None:
         """Send an extra payload [C, n]; its sum over the round's clients arrives in ``round.received[name]``."""
@@ -141,8 +166,10 @@ class Cohort:
         """Drop the clients where ``mask`` [C] (bool, CPU) is false, from every row this cohort holds."""
         on_device = mask.to(self.values.device)
         self.ids, self.num_examples, self.num_steps = self.ids[mask], self.num_examples[mask], self.num_steps[mask]
+        self.phases = [replace(phase, num_steps=phase.num_steps[mask]) for phase in self.phases]
         self.values, self.buffers = self.values[on_device], self.buffers[on_device]
         self.rows = {name: rows[on_device] for name, rows in self.rows.items()}
+        self.loss_rows = {name: rows[on_device] for name, rows in self.loss_rows.items()}
         self.metrics = {name: rows[on_device] for name, rows in self.metrics.items()}
         self.counters = [rows[on_device] for rows in self.counters]
         self.active = len(self.ids)

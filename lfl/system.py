@@ -1,6 +1,8 @@
-"""How long clients need to send, and how many coordinates they should.
+"""How long the rounds of a simulated system take.
 
-"Communication-efficient Subspace Methods for High-dimensional Federated Learning", section III.
+Uplinks and how many coordinates to send over them: "Communication-efficient Subspace Methods for High-dimensional
+Federated Learning", section III. Clients of different speed: "Straggler-Resilient Personalized Federated Learning",
+section 3.
 """
 
 import math
@@ -9,13 +11,117 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jsonargparse.typing import PositiveFloat
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.randomness import client_keys, uniform
+
 
 class System(ABC):
-    """Turns what the clients of a round sent into simulated seconds."""
+    """Turns a round into simulated seconds."""
+
+    @abstractmethod
+    def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:
+        """Simulated seconds of a round, by name; their sums over rounds are logged as ``sim/NAME``.
+
+        Args:
+            clients: ids of the participants [M].
+            bits: what each sent [M], float64.
+            round_number: counted from 1.
+            seed: of the run.
+        """
+
+    def check(self, num_clients: int) -> None:  # noqa: B027  # optional
+        """Refuse settings that do not fit the number of clients; raises ValueError."""
+
+
+class Speeds(System):
+    """Clients compute at different speeds, and the server waits for the slowest: a round takes ``max_i T_i + C``.
+
+    Logs ``sim/time``.
+
+    Args:
+        communication: C, added to every round.
+    """
+
+    def __init__(self, communication: NonNegativeFloat = 0.0) -> None:
+        self.communication = communication
+
+    @abstractmethod
+    def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
+        """T_i of clients [M] in a round, [M] float64; a function of (seed, round, client) alone."""
+
+    @override
+    def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:
+        slowest = float(self.compute_seconds(clients, round_number, seed).max())
+        return {"time": slowest + self.communication}
+
+
+class ExponentialSpeeds(Speeds):
+    """``T_i ~ Exp(lambda_i)``, drawn once (fixed speeds) or anew in every round (dynamic speeds).
+
+    The expected time of the n-th fastest of N clients with rate lambda is ``1/lambda sum_{j=N-n+1..N} 1/j``.
+
+    Args:
+        rates: lambda_i: one for all, or the two ends of a range from which each client's is drawn once, uniformly.
+        means: likewise the means 1/lambda_i, instead of ``rates``.
+        dynamic: draw T_i in every round.
+        communication: C, added to every round.
+    """
+
+    def __init__(
+        self,
+        rates: float | list[float] | None = None,
+        means: float | list[float] | None = None,
+        dynamic: bool = False,
+        communication: NonNegativeFloat = 0.0,
+    ) -> None:
+        super().__init__(communication)
+        if rates is not None and means is not None:
+            raise ValueError(f"Give `rates={rates}` or `means={means}` of ExponentialSpeeds, not both.")
+        for name, value in (("rates", rates), ("means", means)):
+            ends = _as_list(value) if value is not None else [1.0]
+            if min(ends) <= 0 or len(ends) > 2:
+                raise ValueError(
+                    f"`{name}={value}` of ExponentialSpeeds must be greater than 0: one number, or a range."
+                )
+        self.rates, self.means, self.dynamic = rates, means, dynamic
+
+    @override
+    def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
+        ends = _as_list(self.means or self.rates or 1.0)
+        share = uniform(client_keys(clients, seed, "speed"), 1, torch.float64).squeeze(1)
+        drawn = ends[0] + (ends[-1] - ends[0]) * share
+        keys = client_keys(clients, seed, "compute time", round_number if self.dynamic else 0)
+        unit = -torch.log1p(-uniform(keys, 1, torch.float64).squeeze(1))
+        return unit * drawn if self.means is not None else unit / drawn
+
+
+class FixedTimes(Speeds):
+    """Given T_i.
+
+    Args:
+        times: T_i of every client, for round 1, round 2, ...; started again when it ends.
+        communication: C, added to every round.
+    """
+
+    def __init__(self, times: list[list[float]], communication: NonNegativeFloat = 0.0) -> None:
+        super().__init__(communication)
+        self.times = times
+
+    @override
+    def check(self, num_clients: int) -> None:
+        if not self.times or any(len(row) != num_clients for row in self.times):
+            raise ValueError(f"`times` of FixedTimes must list {num_clients} numbers, one a client, for each round.")
+
+    @override
+    def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
+        return torch.tensor(self.times[(round_number - 1) % len(self.times)], dtype=torch.float64)[clients]
+
+
+class Uplink(System):
+    """Clients share the way to the server. Logs ``sim/uplink_time``."""
 
     @abstractmethod
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
@@ -32,11 +138,12 @@ class System(ABC):
     ) -> list[float]:
         """The l_i that minimise the bound on FL-SSGD's uplink time under this system."""
 
-    def check(self, num_clients: int) -> None:  # noqa: B027  # optional
-        """Refuse settings that do not fit the number of clients; raises ValueError."""
+    @override
+    def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:
+        return {"uplink_time": self.uplink_seconds(clients, bits)}
 
 
-class TimeSharing(System):
+class TimeSharing(Uplink):
     """One device sends at a time, each at its own rate: ``sum_i bits_i / r_i``.
 
     Args:
@@ -70,7 +177,7 @@ class TimeSharing(System):
         return float((bits.cpu() / (rates[clients] if rates.dim() else rates)).sum())
 
 
-class ChannelSharing(System):
+class ChannelSharing(Uplink):
     """All devices send at once and share a capacity.
 
     Args:

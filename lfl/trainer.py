@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from lfl.aggregation import Aggregator, MeanAggregator, Server
 from lfl.callbacks.base import FederatedCallback, overrides
@@ -28,7 +29,7 @@ from lfl.data.base import FederatedData
 from lfl.defaults import own
 from lfl.display import ProgressDisplay, RunSummary
 from lfl.distributed import gather_objects
-from lfl.engine import LocalEngine, LocalWork, build_engine
+from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
 from lfl.evaluation import Evaluator, Stage
 from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
@@ -77,6 +78,7 @@ class FederatedTrainer(LightningFacade):
         participation: who takes part in a round.
         local_epochs: passes of a client over its data in a round; 1 when local_steps is not given.
         local_steps: optimizer steps of a client in a round, instead of epochs.
+        local_phases: instead of both, phases that each train some of the parameters and freeze the others.
         local_sampling: batches from shuffled epochs, or independent draws with replacement.
         engine: sequential (one client at a time), vectorized (cohorts in one batched computation), or auto.
         cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters.
@@ -84,7 +86,7 @@ class FederatedTrainer(LightningFacade):
             engine and a training step that depends on nothing but its batch and parameters. Same bits, faster.
         aggregator: from the clients' updates to one.
         server_optimizer: any torch optimizer; steps the model along the aggregate. SGD with lr 1 is FedAvg.
-        system: simulates how long uploads take, logged as sim/uplink_time; none for no simulation.
+        system: simulates how long uploads (sim/uplink_time) or rounds (sim/time) take; none for no simulation.
         client_state: where rows that belong to clients are kept: device, host memory, or files (memmap).
         buffers: BatchNorm statistics: averaged, kept by the server as they are, or kept by each client.
         gradient_clip_val: clip every local gradient, the algorithms' corrections included; none for no clipping.
@@ -111,6 +113,7 @@ class FederatedTrainer(LightningFacade):
         participation: Participation = lazy_instance(UniformParticipation, clients_per_round=10),
         local_epochs: PositiveInt | None = None,
         local_steps: PositiveInt | None = None,
+        local_phases: list[LocalPhase] | None = None,
         local_sampling: Literal["epochs", "replacement"] = "epochs",
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         cohort_size: PositiveInt | None = None,
@@ -150,14 +153,18 @@ class FederatedTrainer(LightningFacade):
             )
         if local_epochs is not None and local_steps is not None:
             raise ValueError(f"Give `local_epochs={local_epochs}` or `local_steps={local_steps}`, not both.")
+        if local_phases is not None and (local_epochs is not None or local_steps is not None or not local_phases):
+            raise ValueError("Give `local_phases`, at least one, or `local_epochs` or `local_steps`, not both.")
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
         self.precision, self.max_rounds, self.participation = precision, max_rounds, own(participation)
         self.engine_name, self.cohort_size, self.trace_steps = engine, cohort_size, trace_steps
-        self.work = LocalWork(local_epochs, local_steps, gradient_clip_val, gradient_clip_algorithm, local_sampling)
+        phases = local_phases or [LocalPhase(epochs=local_epochs, steps=local_steps)]
+        self.work = LocalWork(phases, gradient_clip_val, gradient_clip_algorithm, local_sampling)
         self.aggregator, self.client_state, self.buffers = own(aggregator), client_state, buffers
-        self.system, self.uplink_seconds = system, 0.0
+        self.system, self.simulated_seconds = system, dict[str, float]()
+        self.participation.system = system
         self.on_nonfinite, self.check_val_every_n_rounds = on_nonfinite, check_val_every_n_rounds
         self.seed, self.checkpoint, self.default_root_dir = seed, own(checkpoint), Path(default_root_dir)
         self._server_optimizer = server_optimizer
@@ -202,7 +209,7 @@ class FederatedTrainer(LightningFacade):
             ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
         """
         self.should_stop, self.interrupted = False, 0
-        self.current_round, self.total_refused, self.uplink_seconds = 0, 0, 0.0  # every fit is a run of its own
+        self.current_round, self.total_refused, self.simulated_seconds = 0, 0, {}  # every fit is a run of its own
         self.summary = RunSummary()
         resumed = self._resolve(ckpt_path)
         saved = load_checkpoint(resumed) if resumed is not None else None
@@ -294,6 +301,27 @@ class FederatedTrainer(LightningFacade):
         self.client_model.load_buffers(self.server_buffers, self.server_counters)
         return self._evaluator.run(stage, dataloaders)[0]
 
+    def client_buffers(self, ids: Tensor) -> Tensor:
+        """The buffers that clients ``ids`` [C] start from, [C, B]: the server's, or their own where they keep them."""
+        shared = self.server_buffers.expand(len(ids), -1)
+        if self.buffers != "client" or not self.server_buffers.numel():
+            return shared
+        kept = self.store.gather("buffers", ids)
+        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)  # nan: never written
+
+    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
+        """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
+        batch_size = int(getattr(self.data, "eval_batch_size", 0)) or 1024
+        indices, sizes = self.data.client_test_indices(ids)
+        rows = zip(params, self.client_buffers(ids), indices, sizes.tolist(), strict=True)
+        found = []
+        for parameters, buffers, positions, size in rows:
+            self.client_model.bind(parameters)
+            self.client_model.load_buffers(buffers, self.server_counters)
+            batches = (self.data.gather_test(part[None]) for part in positions[:size].split(batch_size))
+            found.append(self._evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
+        return found
+
     def server_state_dict(self) -> dict[str, Tensor]:
         """The module's state dict with the server's parameters and buffers."""
         self.client_model.bind(self.server.vector)
@@ -360,6 +388,11 @@ class FederatedTrainer(LightningFacade):
             raise ValueError(
                 f"{' and '.join(owners)} both want the local optimizer to run on their own coordinates; "
                 "a stack can have one such callback."
+            )
+        if owners and any(self.client_model.names_of(phase.parameters) is not None for phase in self.work.phases):
+            raise ValueError(
+                f"{owners[0]} moves all parameters by coordinates: `local_phases` that freeze some of them have no "
+                "meaning with it."
             )
         for callback in self.stack:
             callback.check(self.client_model.layout)

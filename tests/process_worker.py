@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import torch
-from conftest import mlp, train
-from methods import METHODS
+from conftest import mlp
+from methods import METHODS, train_method
 
 from lfl.checkpointing import Checkpointing
 from lfl.trainer import FederatedTrainer
@@ -18,7 +18,7 @@ def run(method: str, folder: Path, devices: int, **options: object) -> Federated
         "cohort_size": 2,
         **options,
     }
-    return train(METHODS[method](), folder / method, mlp(dropout=0.3), engine="vectorized", devices=devices, **settings)
+    return train_method(method, folder / method, mlp(dropout=0.3), engine="vectorized", devices=devices, **settings)
 
 
 def summary(trainer: FederatedTrainer) -> dict[str, object]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import cnn, mlp, ragged_data, train
 from lightning.pytorch.loggers import TensorBoardLogger
-from methods import METHODS
+from methods import METHODS, train_method
 from torch import Tensor
 
 from lfl.callbacks import Scaffold
@@ -46,7 +46,7 @@ def test_watching_a_run_changes_nothing(engine: str, tmp_path: Path, capsys: pyt
 def test_the_order_of_clients_changes_nothing(method: str, engine: str, tmp_path: Path) -> None:
     options = {"engine": engine, "cohort_size": 3, "precision": "32-true"}
     orders: list[Participation] = [UniformParticipation(5, 2), Shuffled(5, 2)]
-    runs = [train(METHODS[method](), tmp_path, mlp(dropout=0.3), participation=o, **options) for o in orders]
+    runs = [train_method(method, tmp_path, mlp(dropout=0.3), participation=o, **options) for o in orders]
     assert torch.equal(runs[0].server.vector, runs[1].server.vector)
 
 
@@ -54,8 +54,8 @@ def test_the_order_of_clients_changes_nothing(method: str, engine: str, tmp_path
 def test_the_cohort_size_changes_rounding_only(method: str, tmp_path: Path) -> None:
     """Float32 sums in another order: 1e-6 after 3 rounds; the sequential engine has no cohorts to speak of."""
     runs = {
-        (engine, size): train(
-            METHODS[method](), tmp_path, cnn(), engine=engine, cohort_size=size, precision="32-true"
+        (engine, size): train_method(
+            method, tmp_path, cnn(), engine=engine, cohort_size=size, precision="32-true"
         ).server.vector
         for engine in ENGINES
         for size in (1, 4)

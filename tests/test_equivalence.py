@@ -1,11 +1,12 @@
 """One client at a time and cohorts under vmap give the same numbers, for every method."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import cnn, mlp, ragged_data, train
-from methods import METHODS, SMALL_MODELS_ONLY
+from methods import METHODS, SMALL_MODELS_ONLY, train_method
 
 from lfl.data import RandomCrop, RandomHorizontalFlip
 
@@ -22,7 +23,7 @@ MODELS = {
 def test_engines_agree_in_float64(method: str, model: str, tmp_path: Path) -> None:
     vectors = []
     for engine, size in (("sequential", None), ("vectorized", 3), ("vectorized", 64)):
-        trainer = train(METHODS[method](), tmp_path, MODELS[model](), engine=engine, cohort_size=size, local_epochs=2)
+        trainer = train_method(method, tmp_path, MODELS[model](), engine=engine, cohort_size=size, local_epochs=2)
         vectors.append(trainer.server.vector)
     # Sums in another order: some 1e-16 a step, amplified by 3 rounds of about 20 steps.
     torch.testing.assert_close(vectors[1], vectors[0], rtol=0, atol=1e-9)
@@ -42,7 +43,7 @@ def test_engines_agree_with_stored_bases(method: str, tmp_path: Path) -> None:
 def test_engines_agree_in_float32(method: str, tmp_path: Path) -> None:
     """Float32 rounds at 6e-8; over 3 rounds of gradient steps of size 0.1 the difference stays below 1e-5."""
     runs = [
-        train(METHODS[method](), tmp_path, cnn(dropout=0.3), engine=e, cohort_size=3, precision="32-true")
+        train_method(method, tmp_path, cnn(dropout=0.3), engine=e, cohort_size=3, precision="32-true")
         for e in ("sequential", "vectorized")
     ]
     torch.testing.assert_close(runs[1].server.vector, runs[0].server.vector, rtol=0, atol=1e-5)
@@ -104,12 +105,13 @@ def test_logged_values_are_means_over_examples(engine: str, tmp_path: Path) -> N
         assert trainer.summary.last(name)[0] == pytest.approx(reference.summary.last(name)[0], abs=1e-12)
 
 
-def test_bf16_mixed_runs_on_both_engines_and_keeps_float32_parameters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [mlp, cnn])
+def test_bf16_mixed_runs_on_both_engines_and_keeps_float32_parameters(model: Any, tmp_path: Path) -> None:
     """bf16 has 8 bits: the two orders of summation differ by some 1e-2 of a step."""
     runs = [
-        train([], tmp_path, mlp(), engine=e, precision="bf16-mixed") for e in ("sequential", "vectorized")
+        train([], tmp_path, model(), engine=e, precision="bf16-mixed") for e in ("sequential", "vectorized")
     ]  # fmt: skip
-    exact = train([], tmp_path, mlp(), precision="32-true")
+    exact = train([], tmp_path, model(), precision="32-true")
     assert runs[0].server.vector.dtype == torch.float32
     torch.testing.assert_close(runs[1].server.vector, runs[0].server.vector, rtol=0, atol=2e-2)
     torch.testing.assert_close(runs[0].server.vector, exact.server.vector, rtol=0, atol=2e-2)

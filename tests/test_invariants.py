@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Quadratic, QuadraticData, mlp, ragged_data, train, train_quadratic
-from methods import METHODS
+from methods import METHODS, train_method
 
 from lfl.aggregation import MeanAggregator
 from lfl.callbacks import SSF, FederatedCallback, FedSub, Proximal, Scaffold
@@ -207,7 +207,7 @@ def test_one_full_batch_step_is_a_gradient_step_on_the_pooled_loss(tmp_path: Pat
 @pytest.mark.parametrize("method", METHODS)
 def test_absent_clients_are_not_touched(method: str, tmp_path: Path) -> None:
     schedule = FixedParticipation([[0, 3], [0, 3], [3, 5], [3, 5]])
-    trainer = train(METHODS[method](), tmp_path, participation=schedule)
+    trainer = train_method(method, tmp_path, participation=schedule)
     for name in trainer.store.slots:
         assert trainer.store.rows_in_use(name) == 3
 

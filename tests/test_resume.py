@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import mlp, ragged_data, train
-from methods import METHODS
+from methods import METHODS, train_method
 
 from lfl.callbacks import SSF, Proximal, Scaffold
 from lfl.checkpoint import CheckpointError
@@ -51,9 +51,9 @@ def files(trainer: FederatedTrainer) -> bytes:
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_equals_unbroken(method: str, engine: str, kind: str, tmp_path: Path) -> None:
     options = {**OPTIONS, "engine": engine, "client_state": kind}
-    unbroken = train(METHODS[method](), tmp_path / "unbroken", scheduled(), **options)
+    unbroken = train_method(method, tmp_path / "unbroken", scheduled(), **options)
     checkpoint = Path(unbroken.log_dir) / "checkpoints" / "round_000002.ckpt"
-    resumed = train(METHODS[method](), tmp_path / "resumed", scheduled(), ckpt_path=str(checkpoint), **options)
+    resumed = train_method(method, tmp_path / "resumed", scheduled(), ckpt_path=str(checkpoint), **options)
     assert resumed.log_dir != unbroken.log_dir
     assert torch.equal(resumed.server.vector, unbroken.server.vector)
     assert files(resumed) == files(unbroken)
@@ -108,7 +108,7 @@ def test_best_checkpoint_is_the_best_round(tmp_path: Path) -> None:
         ({"callbacks": [Scaffold(), Proximal(0.1)]}, "callbacks: "),
         ({"callbacks": [SSF(LayerwiseSubspace(0.5))]}, r"callbacks\[0\]: Scaffold then, SSF now"),
         ({"seed": 5}, "seed: 0 then, 5 now"),
-        ({"local_epochs": 2}, "local_work.epochs: None then, 2 now"),
+        ({"local_epochs": 2}, "local_work.phases[0].epochs: None then, 2 now"),
         ({"data": ragged_data(batch_size=7)}, "data.batch_size: 5 then, 7 now"),
         ({"data": ragged_data(num_clients=9)}, "data.num_clients: 8 then, 9 now"),
         ({"module": mlp(hidden=13)}, "model.parameters"),

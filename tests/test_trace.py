@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import cnn, mlp, ragged_data, train
-from methods import METHODS
+from methods import METHODS, train_method
 from torch import Tensor
 
 from lfl.data import FederatedDataModule, IIDPartitioner, RandomCrop
@@ -22,8 +22,8 @@ def even_data(**options: Any) -> FederatedDataModule:
 def test_the_same_bits(method: str, tmp_path: Path) -> None:
     assert method in METHODS
     runs = [
-        train(
-            METHODS[method](),
+        train_method(
+            method,
             tmp_path,
             cnn(dropout=0.3),
             even_data(train_transforms=[RandomCrop(1)]),

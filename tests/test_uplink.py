@@ -295,7 +295,7 @@ def test_auto_takes_the_minimiser(system: Any, tmp_path: Path) -> None:
     trainer = train([callback], tmp_path, RobustRegression(D, 2.0, lr=0.1), data, **options)
     expected = system.best_coordinates(1.0, 1.0, 1.0, [1 / 3] * 3, D)
     assert callback._expected.tolist() == pytest.approx(expected)
-    assert trainer.uplink_seconds == trainer.summary.last("sim/uplink_time")[0] > 0
+    assert trainer.simulated_seconds["uplink_time"] == trainer.summary.last("sim/uplink_time")[0] > 0
     with pytest.raises(ValueError, match="`l=auto` of FLSSGD needs `gap`"):
         FLSSGD("auto")
     with pytest.raises(ValueError, match="needs a `system`"):

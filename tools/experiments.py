@@ -44,7 +44,7 @@ class Run:
     def settings(self) -> dict[str, object]:
         """All overrides."""
         own = {"trainer.max_rounds": self.rounds, "seed_everything": self.seed, "data.init_args.seed": self.seed}
-        return {**dict(self.overrides), **own, "trainer.checkpoint": "null", "trainer.accelerator": "cpu"}
+        return {"trainer.accelerator": "cpu", **dict(self.overrides), **own, "trainer.checkpoint": "null"}
 
     def name(self, configs: Path) -> str:
         """The config's name, and a hash of what is in it and of all else."""

@@ -1,4 +1,4 @@
-"""The convex experiments of two papers, published numbers and claims beside ours.
+"""The small experiments of three papers, published numbers and claims beside ours.
 
     python tools/reproduce.py ssf-table2                 # one table, 25,000 rounds, 3 seeds
     python tools/reproduce.py all --jobs 2               # everything
@@ -9,6 +9,8 @@
 - ssf-noiseless: the same with whole batches and no noise, where only the right control reaches the optimum.
 - ssgd-fig2, ssgd-fig3: robust regression of "Communication-efficient Subspace Methods for High-dimensional Federated
   Learning": simulated uplink time to a small gradient, with time sharing and with channel sharing.
+- srpfl-speedup: linear representations of "Straggler-Resilient Personalized Federated Learning": simulated time of
+  FedRep and FedRep-SRPFL to a distance from the optimum, for 16 to 1,024 clients.
 
 Each number comes from runs of ``lfl fit`` with the files of ``configs/problems/`` and overrides. The output folder gets
 the tables and the claims (CSV, Markdown), the figures (PNG), and a small result file of every run: a run whose settings
@@ -22,15 +24,21 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import reproduce_srpfl
 import reproduce_ssf
 import reproduce_ssgd
 import torch
 from claims import tabulate_claims
 from experiments import Laboratory
+from reproduce_srpfl import SpeedupFigure
 from reproduce_ssf import ErrorTable
 from reproduce_ssgd import TimeFigure
 
-TARGETS: dict[str, ErrorTable | TimeFigure] = {**reproduce_ssf.TARGETS, **reproduce_ssgd.TARGETS}
+TARGETS: dict[str, ErrorTable | TimeFigure | SpeedupFigure] = {
+    **reproduce_ssf.TARGETS,
+    **reproduce_ssgd.TARGETS,
+    **reproduce_srpfl.TARGETS,
+}
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

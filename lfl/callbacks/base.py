@@ -41,6 +41,9 @@ class FederatedCallback(Callback):
     global_features: tuple[str, ...] = ()
     """Submodules whose outputs at x ``client_loss`` reads from ``client.global_features``: one pass a batch."""
 
+    whole_model: bool = False
+    """Whether it has no meaning where some parameters never leave the clients."""
+
     def check(self, layout: ParameterVector) -> None:
         """Refuse settings that do not fit the model, before any work; raises ValueError."""
 
@@ -59,6 +62,9 @@ class FederatedCallback(Callback):
 
     def on_download(self, message: Message) -> None:
         """The wire, down: add what the clients of this round need besides the model, ``message.add(name, value)``."""
+
+    def personalize(self, ids: Tensor, params: Tensor) -> None:
+        """Write what belongs to the clients ``ids`` [C] into their rows [C, D], which hold x, to evaluate them."""
 
     def on_cohort_start(self, cohort: Cohort) -> None:
         """A cohort, before its first step: gather client state into ``cohort.rows``, change the starting point."""

@@ -38,6 +38,8 @@ class FedSub(FederatedCallback):
             numbers of state per client.
     """
 
+    whole_model = True
+
     def __init__(
         self,
         subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),

@@ -14,6 +14,7 @@ from lfl.comm import Payload
 from lfl.randomness import client_keys
 from lfl.round import Cohort, Round
 from lfl.subspace.subsets import check_expected, random_subsets
+from lfl.system import Uplink
 from lfl.vector import ParameterVector
 
 
@@ -60,12 +61,11 @@ class FLSSGD(FederatedCallback):
 
     def _choose(self, trainer: Any) -> list[float]:
         weights = trainer.aggregator.weights(trainer.data.client_sizes)
-        if trainer.system is None:
+        if not isinstance(trainer.system, Uplink):
             raise ValueError("`l=auto` of FLSSGD needs a `system`: TimeSharing or ChannelSharing.")
-        chosen: list[float] = trainer.system.best_coordinates(
-            self.gap, self.smoothness, self.gradient_bound, (weights / weights.sum()).tolist(), trainer.layout.dim
-        )
-        return chosen
+        gap, smoothness, bound = (float(value or 0) for value in (self.gap, self.smoothness, self.gradient_bound))
+        shares = (weights / weights.sum()).tolist()
+        return trainer.system.best_coordinates(gap, smoothness, bound, shares, trainer.layout.dim)
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:

@@ -39,6 +39,7 @@ class FLSSVRG(FederatedCallback):
         epoch_rounds: K.
     """
 
+    whole_model = True
     linear = False
 
     def __init__(self, l: float, l_i: float | list[float], epoch_rounds: PositiveInt) -> None:  # noqa: E741

@@ -32,6 +32,7 @@ class Proximal(FederatedCallback):
         origin = cohort.origin
 
         def proximal(params: Tensor) -> Tensor:
-            return gradient(params).add_(params - origin, alpha=self.mu)
+            start = origin if origin.dim() == 1 else origin[: len(params)]
+            return gradient(params).add_(params - start, alpha=self.mu)
 
         return proximal

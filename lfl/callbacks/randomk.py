@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback
+from lfl.callbacks.compressor import Compressor
 from lfl.callbacks.topk import check_entries, count_entries
 from lfl.comm import Payload
 from lfl.randomness import client_keys
-from lfl.round import Cohort, Round
+from lfl.round import Cohort
 from lfl.subspace.subsets import random_subsets
 from lfl.vector import ParameterVector
 
-_SLOT = "random-k/error"
 
-
-class RandomK(FederatedCallback):
+class RandomK(Compressor):
     """Sends k random entries of ``a = e_i + delta_i`` as they are, and keeps the rest: ``e_i = a - C(a)``.
 
     Clients and server draw the entries from the seed: k values travel, no indices. ``k = D`` is FedAvg. Without error
@@ -33,7 +31,7 @@ class RandomK(FederatedCallback):
         error_feedback: keep what was not sent; without it, scale what is sent.
     """
 
-    linear = False  # every client has its own entries: decoded before averaging
+    slot = "random-k/error"
 
     def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True) -> None:
         self.k, self.error_feedback = check_entries(k), error_feedback
@@ -44,25 +42,17 @@ class RandomK(FederatedCallback):
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
         if stage == "fit":
             check_entries(self.k, trainer.num_clients)
-            self._store = trainer.store
 
     @override
-    def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        rows, ids = payload.values, cohort.ids.to(payload.values.device)
-        width = rows.shape[1]
+    def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
+        ids, width = cohort.ids.to(rows.device), rows.shape[1]
         counts = torch.as_tensor(count_entries(self.k, ids, width), device=rows.device).expand(len(rows))
         keys = client_keys(ids, cohort.round.trainer.seed, "random-k", cohort.round.number)
         mask = random_subsets(keys, counts.double(), width)
-        bits = counts * rows.element_size() * 8
+        sent = rows.masked_fill(~mask, 0)
         if not self.error_feedback:
-            return Payload(rows * mask * (width / counts.to(rows))[:, None], bits)
-        self._store.declare(_SLOT, width, rows.dtype)
-        rows = rows + self._store.gather(_SLOT, cohort.ids)
-        self._store.scatter(_SLOT, cohort.ids, rows.masked_fill(mask, 0))
-        return Payload(rows.masked_fill(~mask, 0), bits)
-
-    @override
-    def decode(self, round: Round, values: Tensor) -> Tensor:
-        return values  # scattered where it was encoded; what travelled is counted there
+            sent = sent * (width / counts.to(rows))[:, None]
+        return Payload(sent, counts * rows.element_size() * 8)

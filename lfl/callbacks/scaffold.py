@@ -37,6 +37,7 @@ class Scaffold(FederatedCallback):
 
     def __init__(self, option: Literal["I", "II"] = "II", control_update: ControlUpdate = "increment") -> None:
         self.option, self.control_update = option, control_update
+        self.whole_model = option == "I"  # its controls are gradients of all parameters
         self.control = torch.empty(0)
 
     @override

@@ -42,6 +42,8 @@ class SSF(FederatedCallback):
             paper's numbers, read literally (``one_over_N``) it is too small.
     """
 
+    whole_model = True
+
     def __init__(
         self,
         subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),

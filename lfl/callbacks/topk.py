@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback
+from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
 from lfl.round import Cohort
 from lfl.subspace.base import check_rank, count_rank
 
-_SLOT = "top-k/error"
 
-
-class TopK(FederatedCallback):
+class TopK(Compressor):
     """Sends the k largest entries (in magnitude) of ``a = e_i + delta_i``, and keeps the rest: ``e_i = a - C(a)``.
 
     Ties are filled by the lowest index. What is sent and what is kept add up to what came in. ``k = D`` is FedAvg with
@@ -29,32 +27,28 @@ class TopK(FederatedCallback):
         k: entries of the whole update: an int is a number, a float in (0, 1] a share (rounded up, at least one), a list
             of ints one number for each client.
         error_feedback: keep what was not sent; without it, it is lost.
+        scope: the largest of the whole update, or a share of each tensor of the model (its indices are shorter).
     """
 
-    linear = False
+    slot = "top-k/error"
 
-    def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True) -> None:
-        self.k, self.error_feedback = check_entries(k), error_feedback
+    def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True, scope: Scope = "global") -> None:
+        if scope == "tensor" and not isinstance(k, float):
+            raise ValueError(f"`scope=tensor` of TopK needs a share in (0, 1] of each tensor, not `k={k}`.")
+        self.k, self.error_feedback, self.scope = check_entries(k), error_feedback, scope
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
         if stage == "fit":
             check_entries(self.k, trainer.num_clients)
-            self._store = trainer.store
 
     @override
-    def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        rows = payload.values
+    def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
         width = rows.shape[1]
         count = count_entries(self.k, cohort.ids.to(rows.device), width)
-        if self.error_feedback:
-            self._store.declare(_SLOT, width, rows.dtype)
-            rows = rows + self._store.gather(_SLOT, cohort.ids)
-        sent = keep_largest(rows, count)
-        if self.error_feedback:
-            self._store.scatter(_SLOT, cohort.ids, rows - sent)
         index_bits = math.ceil(math.log2(width)) if width > 1 else 0
-        return Payload(sent, count * (rows.element_size() * 8 + index_bits))
+        return Payload(keep_largest(rows, count), count * (rows.element_size() * 8 + index_bits))
 
 
 def keep_largest(rows: Tensor, count: int | Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,46 +15,12 @@ from lfl.callbacks.base import FederatedCallback, Gradient, overrides
 from lfl.client import ClientModel, Extras
 from lfl.data.base import FederatedData
 from lfl.engine.schedule import BatchPlan, LocalSchedule, ReplacementSchedule, steps_per_epoch_of
-from lfl.optim import LocalOptimizer
+from lfl.engine.work import LocalWork
+from lfl.optim import LearningRates, LocalOptimizer
 from lfl.randomness import client_keys, fold
-from lfl.round import Cohort, Round
+from lfl.round import Cohort, Phase, Round
 
 _WHOLE_BATCH = 128  # examples at a time in a pass over a client's whole data
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """How much a client does in a round: exactly one of epochs and steps.
-
-    Attributes:
-        epochs: passes over its data.
-        steps: optimizer steps; its data is shuffled anew whenever it is used up.
-        clip_value: clip the whole local gradient, corrections included; None for no clipping.
-        clip_algorithm: clip its norm, or each entry.
-        sampling: batches from shuffled epochs, or independent draws with replacement.
-    """
-
-    epochs: int | None = None
-    steps: int | None = None
-    clip_value: float | None = None
-    clip_algorithm: Literal["norm", "value"] = "norm"
-    sampling: Literal["epochs", "replacement"] = "epochs"
-
-    def num_steps(self, sizes: Tensor, batch_size: int) -> Tensor:
-        """Local steps of each client [C]."""
-        if self.steps is not None:
-            return torch.full_like(sizes, self.steps)
-        return (self.epochs or 1) * steps_per_epoch_of(sizes, batch_size)
-
-    def clip(self, gradients: Tensor) -> Tensor:
-        """Clip rows [A, D] in place."""
-        if self.clip_value is None:
-            return gradients
-        if self.clip_algorithm == "value":
-            return gradients.clamp_(-self.clip_value, self.clip_value)
-        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-        # The same factor as torch.nn.utils.clip_grad_norm_.
-        return gradients.mul_((self.clip_value / (norms + 1e-6)).clamp_(max=1.0))
 
 
 class LocalEngine(ABC):
@@ -86,8 +51,9 @@ class LocalEngine(ABC):
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
         self._buffer: Tensor | None = None
-        self._optimizer: LocalOptimizer | None = None
-        self._optimizer_settings: Any = None
+        self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with what they were built from
+        self._trained = [model.names_of(phase.parameters) for phase in work.phases]
+        self._phase = 0
         self._plans: list[tuple[BatchPlan, Any]] = []
         self._global: list[dict[str, Tensor]] = []  # features of the model at x, for each of the plans
         self._keys = torch.zeros(1, dtype=torch.int64)
@@ -123,49 +89,63 @@ class LocalEngine(ABC):
                 buffers=buffers.expand(len(chosen), -1).clone(),
             )
 
-    def train(self, cohort: Cohort, rates: list[float] | None) -> None:
+    def train(self, cohort: Cohort, rates: LearningRates) -> None:
         """The local work of a cohort: ``values`` and ``buffers`` become the trained ones."""
         self.place(cohort)
         for callback in self._starting:
             callback.on_cohort_start(cohort)
-        cohort.optimizer = self._optimizer_of(cohort, rates)
+        cohort.phases = [self._prepare(cohort, index, rates) for index in range(len(self.work.phases))]
+        cohort.optimizer = cohort.phases[0].optimizer
         # Weakly: a cohort that refers to itself would keep its rows until the garbage collector comes by.
         this = weakref.proxy(cohort)
         cohort.full_gradient = lambda params: self._full_gradient(this, params)
         gradient = self._compose(cohort)
-        device = cohort.values.device
-        keys = cohort.ids.to(device)  # of no use where nothing is drawn
-        if self.model.random_operations:
-            keys = client_keys(keys, self.seed, "model", cohort.round.number)
         with self.model.recording():
-            for step, plans in itertools.groupby(self._batches(cohort), key=lambda item: item[0].step):
+            for index, phase in enumerate(cohort.phases):
+                self._phase, cohort.optimizer = index, phase.optimizer
+                self._train_phase(cohort, phase, gradient)
+        cohort.active = len(cohort)
+        self.collect(cohort)
+
+    def _train_phase(self, cohort: Cohort, phase: Phase, gradient: Gradient) -> None:
+        """The steps of one phase; parameters it does not train are left alone."""
+        keys = cohort.ids.to(cohort.values.device)  # of no use where nothing is drawn
+        if self.model.random_operations:
+            keys = client_keys(keys, self.seed, *self._address("model", cohort))
+        with self.model.training_only(self._trained[self._phase]):
+            for step, plans in itertools.groupby(self._batches(cohort, phase), key=lambda item: item[0].step):
                 self._plans = list(plans)
                 cohort.step, cohort.active = step, self._plans[0][0].active
                 self._keys = fold(keys, step) if self.model.random_operations else keys
                 self._global = [self._features_at(cohort, plan, batch) for plan, batch in self._plans]
                 self._recording = True
-                cohort.optimizer.narrow(cohort.active)
+                phase.optimizer.narrow(cohort.active)
                 gradients = gradient(cohort.values[: cohort.active])
-                cohort.optimizer.step(self.work.clip(gradients))
+                if phase.trained is not None:  # what corrections add to frozen ones must not count in a norm
+                    gradients.mul_(phase.trained)
+                if phase.optimizer.steps_module:  # another pass of this step may have bound other parameters
+                    self.model.bind(cohort.values[0])
+                phase.optimizer.step(self.work.clip(gradients))
                 for callback in self._stepping:
                     callback.on_step_end(cohort)
-        cohort.active = len(cohort)
-        self.collect(cohort)
 
-    def _optimizer_of(self, cohort: Cohort, rates: list[float] | None) -> LocalOptimizer:
-        """A fresh optimizer, or the last one where it has no state and would be built the same."""
+    def _prepare(self, cohort: Cohort, index: int, rates: LearningRates) -> Phase:
+        """A phase of a cohort's work, with a fresh optimizer, or the last one where it has no state."""
         in_coordinates = cohort.round.basis is not None
-        settings = (rates, in_coordinates)
-        if (
-            self._optimizer is None
-            or settings != self._optimizer_settings
-            or not self._optimizer.restart(cohort.values)
-        ):
-            self._optimizer_settings = settings
-            self._optimizer = LocalOptimizer(
-                self.model.module, self.model.layout, cohort.values, rates, in_coordinates=in_coordinates
-            )
-        return self._optimizer
+        work, names = self.work.phases[index], self._trained[index]
+        settings = (rates.of_phase(work.lr), in_coordinates)
+        known, optimizer = self._optimizers.get(index, (None, None))
+        if optimizer is None or settings != known or not optimizer.restart(cohort.values):
+            optimizer = LocalOptimizer(self.model.module, self.model.layout, cohort.values, *settings, trained=names)
+            self._optimizers[index] = (settings, optimizer)
+        trained = None
+        if names is not None:
+            trained = self.model.layout.select(names).to(cohort.values)
+        return Phase(optimizer, work.num_steps(cohort.num_examples, self.data.batch_size), trained)
+
+    def _address(self, purpose: str, cohort: Cohort) -> tuple[int | str, ...]:
+        """Where the draws of the current phase lie; those of the first are where they are without phases."""
+        return purpose, cohort.round.number, *([self._phase] if self._phase else [])
 
     def _starting_point(self, round: Round, count: int) -> Tensor:
         """Rows to train, [C, D] at x or coordinates [C, R] at zero; the memory is used again by the next cohort."""
@@ -224,7 +204,7 @@ class LocalEngine(ABC):
         steps = steps_per_epoch_of(sizes, batch_size)
         augment = keys if self.data.has_random_transforms else None
         schedule = LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=False)
-        with self.model.recording():
+        with self.model.recording(), self.model.training_only(None):
             for plan, batch in self._with_batches(schedule):
                 own_keys = fold(keys[plan.rows], plan.step)
                 features = (
@@ -237,15 +217,17 @@ class LocalEngine(ABC):
                 total[plan.rows] += part * plan.indices.shape[1]
         return total / sizes.to(params)[:, None]
 
-    def _batches(self, cohort: Cohort) -> Iterator[tuple[BatchPlan, Any]]:
-        """Plans and batches of a cohort's local work."""
-        device, number, sizes = cohort.values.device, cohort.round.number, cohort.num_examples
+    def _batches(self, cohort: Cohort, phase: Phase) -> Iterator[tuple[BatchPlan, Any]]:
+        """Plans and batches of a phase of a cohort's work."""
+        device, sizes = cohort.values.device, cohort.num_examples
         ids, batch_size = cohort.ids.to(device), self.data.batch_size
         indices = self.data.client_indices(cohort.ids)[0].to(device)
-        keys = client_keys(ids, self.seed, "shuffle", number)
-        augment = client_keys(ids, self.seed, "augment", number) if self.data.has_random_transforms else None
+        keys = client_keys(ids, self.seed, *self._address("shuffle", cohort))
+        augment = None
+        if self.data.has_random_transforms:
+            augment = client_keys(ids, self.seed, *self._address("augment", cohort))
         kind = ReplacementSchedule if self.work.sampling == "replacement" else LocalSchedule
-        return self._with_batches(kind(indices, sizes, cohort.num_steps, batch_size, keys, augment))
+        return self._with_batches(kind(indices, sizes, phase.num_steps, batch_size, keys, augment))
 
     def _with_batches(self, schedule: Iterable[BatchPlan]) -> Iterator[tuple[BatchPlan, Any]]:
         plans, feed = itertools.tee(schedule)

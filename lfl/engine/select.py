@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_map
 from lfl.callbacks.base import FederatedCallback
 from lfl.client import ClientModel, Extras
 from lfl.data.base import FederatedData
-from lfl.engine.base import LocalEngine, LocalWork
+from lfl.engine.base import LocalEngine
 from lfl.engine.schedule import count_calls
 from lfl.engine.sequential import SequentialEngine
 from lfl.engine.vectorized import VectorizedEngine, why_not_vectorized
+from lfl.engine.work import LocalWork
 from lfl.randomness import client_keys
 
 EngineName = Literal["auto", "sequential", "vectorized"]
@@ -80,7 +81,7 @@ def _trial_batch(data: FederatedData, model: ClientModel, seed: int, count: int 
     device = model.parameters[0].device
     indices = indices[:, : min(data.batch_size, int(sizes[0]))].to(device)
     batch = next(iter(data.batches([(indices, indices)])))
-    return model.convert(batch), client_keys(torch.arange(count, device=device), seed, "trial")
+    return model.converted(batch), client_keys(torch.arange(count, device=device), seed, "trial")
 
 
 def _is_faster(

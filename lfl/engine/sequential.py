@@ -29,9 +29,7 @@ class SequentialEngine(LocalEngine):
         model = self.model
         model.bind(params[0])
         loss, logs = model.loss(None, _first(batch), step, keys[0], anchor, _first(extras))
-        gradients = torch.autograd.grad(loss, model.parameters, allow_unused=True, materialize_grads=True)
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        return flat.unsqueeze(0), loss.detach().unsqueeze(0), logs
+        return model.gradients_of(loss).unsqueeze(0), loss.detach().unsqueeze(0), logs
 
     @override
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:

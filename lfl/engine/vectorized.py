@@ -18,7 +18,7 @@ class VectorizedEngine(LocalEngine):
     """Cohorts of up to ``cohort_size`` clients, the largest first so that those still at work are the first rows."""
 
     name: Literal["sequential", "vectorized"] = "vectorized"
-    traced: TracedStep | None = None
+    traced: list[TracedStep] | None = None
 
     @override
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class VectorizedEngine(LocalEngine):
         self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         if self.traced is not None:
-            return self.traced(params, batch, keys, anchor, extras)
+            return self.traced[self._phase](params, batch, keys, anchor, extras)
         return self._gradients(params, batch, keys, anchor, extras, step)
 
     @override
@@ -46,7 +46,7 @@ class VectorizedEngine(LocalEngine):
         def step(params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras) -> Any:
             return self._gradients(params, batch, keys, anchor, extras)
 
-        self.traced = TracedStep(step)
+        self.traced = [TracedStep(step) for _ in self.work.phases]
 
     def _gradients(
         self, params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras, step: int = 0

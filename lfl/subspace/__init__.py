@@ -6,6 +6,7 @@ from lfl.subspace.dense import DenseBasis, DenseSubspace
 from lfl.subspace.hadamard import HadamardBasis, HadamardSubspace
 from lfl.subspace.identity import IdentityBasis, IdentitySubspace
 from lfl.subspace.layerwise import LayerwiseBasis, LayerwiseSubspace
+from lfl.subspace.streaming import StreamingBasis
 
 __all__ = [
     "Basis",
@@ -19,5 +20,6 @@ __all__ = [
     "IdentitySubspace",
     "LayerwiseBasis",
     "LayerwiseSubspace",
+    "StreamingBasis",
     "Subspace",
 ]

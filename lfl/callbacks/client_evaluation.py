@@ -1,0 +1,110 @@
+"""The clients' own models on the clients' own test examples."""
+
+import math
+from typing import Any
+
+import torch
+from jsonargparse.typing import PositiveInt
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, overrides
+from lfl.callbacks.personal import personalized
+from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
+from lfl.randomness import derive_seed
+from lfl.round import Round
+
+
+class ClientEvaluation(FederatedCallback):
+    """Runs ``validation_step`` for every client on its own test examples: x, with what belongs to the client.
+
+    Logs ``NAME/METRIC``, the mean over all test examples, and ``NAME/METRIC/worst_tenth``, the mean over the tenth of
+    the clients that fare worst (lowest, where a metric's name ends in acc or accuracy; highest otherwise). The
+    server's model on the whole test set is logged beside it, as ever, as ``METRIC``.
+
+    With ``fine_tune`` every client first trains a copy on its own training examples, from x and what belongs to it;
+    nothing of that is kept. Neither the training nor its random numbers notice.
+
+    Args:
+        every_n_rounds: rounds between evaluations; the last round is always evaluated.
+        fine_tune: phases of local training before the evaluation, as in the trainer's ``local_phases``.
+        max_clients: evaluate at most so many clients, spread over the ids; none for all.
+        name: begins the names of the metrics.
+    """
+
+    def __init__(
+        self,
+        every_n_rounds: PositiveInt = 10,
+        fine_tune: list[LocalPhase] | None = None,
+        max_clients: PositiveInt | None = None,
+        name: str = "personal",
+    ) -> None:
+        self.every_n_rounds, self.fine_tune, self.max_clients, self.name = every_n_rounds, fine_tune, max_clients, name
+        self._engine: LocalEngine | None = None
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._engine = None
+        if stage == "fit" and not bool((trainer.data.client_test_sizes > 0).any()):
+            raise ValueError("ClientEvaluation needs test examples of the clients, and no client of `data` has any.")
+
+    @override
+    def on_round_end(self, round: Round) -> None:
+        trainer = round.trainer
+        if round.number % self.every_n_rounds and round.number != trainer.max_rounds:
+            return
+        ids = self._clients(trainer)
+        mine = ids[ids % trainer.world_size == trainer.global_rank]
+        found: list[tuple[int, dict[str, float]]] = []
+        for part in mine.split(trainer.engine.cohort_size):
+            found += self._evaluate(round, part)
+        self._log(round, [item for part in trainer.gather_objects(found) for item in part])
+
+    def _clients(self, trainer: Any) -> Tensor:
+        ids: Tensor = (trainer.data.client_test_sizes > 0).nonzero().squeeze(1)
+        if self.max_clients is not None and len(ids) > self.max_clients:
+            ids = ids[torch.linspace(0, len(ids) - 1, self.max_clients, dtype=torch.float64).round().long()]
+        return ids
+
+    def _evaluate(self, round: Round, ids: Tensor) -> list[tuple[int, dict[str, float]]]:
+        """Test examples and metrics of clients [C]."""
+        trainer = round.trainer
+        params = personalized(trainer.stack, ids, trainer.server.vector)
+        if self.fine_tune:
+            with torch.random.fork_rng(devices=[]):
+                self._train(round, ids, params)
+        sizes = trainer.data.client_test_sizes[ids].tolist()
+        return list(zip(sizes, trainer.evaluate_clients(ids, params), strict=True))
+
+    def _train(self, round: Round, ids: Tensor, params: Tensor) -> None:
+        """Fine-tune the rows of those clients that have training examples, in place."""
+        trainer = round.trainer
+        if self._engine is None:
+            self._engine = self._build_engine(trainer)
+        trained = ids[trainer.data.client_sizes[ids] > 0]
+        server = trainer.server.vector
+        copy = Round(trainer, round.number, trained, server.clone(), trained, trained)
+        for cohort in self._engine.cohorts(copy, trainer.server_buffers):
+            self._engine.train(cohort, trainer.learning_rates)
+            params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values
+
+    def _build_engine(self, trainer: Any) -> LocalEngine:
+        personal = [callback for callback in trainer.stack if overrides(callback, "personalize")]
+        return build_engine(
+            trainer.engine.name,
+            trainer.client_model,
+            trainer.data,
+            LocalWork(self.fine_tune or (), sampling=trainer.work.sampling),
+            personal,
+            derive_seed(trainer.seed, "fine-tune"),
+            trainer.engine.cohort_size,
+        )
+
+    def _log(self, round: Round, found: list[tuple[int, dict[str, float]]]) -> None:
+        names = dict.fromkeys(name for _, metrics in found for name in metrics)
+        for name in names:
+            pairs = [(size, metrics[name]) for size, metrics in found if name in metrics]
+            round.log(f"{self.name}/{name}", math.fsum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
+            values = sorted((v for _, v in pairs), reverse=not name.endswith(("acc", "accuracy")))
+            worst = values[: math.ceil(len(values) / 10)]
+            round.log(f"{self.name}/{name}/worst_tenth", math.fsum(worst) / len(worst))

@@ -1,0 +1,131 @@
+"""How clients' updates relate to each other, and how many directions the server takes."""
+
+from typing import Any
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback
+from lfl.round import Cohort, Round
+
+_SUMS = "diag"
+
+
+class Diagnostics(FederatedCallback):
+    """Logs how far the updates of a round agree, and the spectrum of the server's last steps; changes nothing.
+
+    Of the M updates delta_i, all counted alike:
+
+    - ``diag/cosine``: the mean cosine between two of them that are not zero; not logged where there are no two.
+    - ``diag/norm_ratio``: ``|mean delta_i| / mean |delta_i|``, the inverse of what FedMRUR's aggregation stretches by.
+    - ``diag/drift``: ``sqrt(mean |delta_i - mean delta|^2) / |mean delta|``.
+
+    Of the last ``trajectory`` steps ``x+ - x`` with singular values s (zeros until there are as many):
+
+    - ``diag/trajectory/energy_1``, ``energy_5``: the share of ``sum s^2`` in the largest 1 and 5.
+    - ``diag/trajectory/effective_rank``: ``exp(-sum p log p)`` with ``p = s / sum s`` (Roy & Vetterli, 2007).
+
+    Ratios with a zero below are logged as zero. The sums over clients are float64 and independent of cohorts and
+    processes: 2D numbers more are joined in the rounds that are logged. A round costs ``trajectory`` products with its
+    step, logged or not. State: these steps [trajectory, D], and their products.
+
+    Args:
+        every_n_rounds: rounds between logged ones.
+        trajectory: steps that are kept; 0 for none.
+    """
+
+    def __init__(self, every_n_rounds: PositiveInt = 1, trajectory: NonNegativeInt = 20) -> None:
+        self.every_n_rounds, self.trajectory = every_n_rounds, trajectory
+        self._steps, self._products = torch.empty(0), torch.empty(0)
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            server = trainer.server.vector
+            self._steps = server.new_zeros(self.trajectory, len(server))
+            self._products = server.new_zeros(self.trajectory, self.trajectory, dtype=torch.float64)
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        if not self._is_due(cohort.round):
+            return
+        rows = cohort.delta.double()  # coordinates do as well: bases are orthonormal
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        moved = norms > 0
+        sums = {
+            "update": rows.sum(dim=0),
+            "direction": torch.where(moved, 1 / norms, 0.0) @ rows,
+            "moved": moved.sum(),
+            "norm": norms.sum(),
+            "square": norms.square().sum(),
+        }
+        for name, value in sums.items():
+            cohort.round.accumulate(f"{_SUMS}/{name}", value)
+
+    @override
+    def on_server_step(self, round: Round) -> None:
+        if self.trajectory == 0:
+            return
+        step = round.trainer.server.vector - round.server
+        slot = (round.number - 1) % self.trajectory
+        self._steps[slot] = step
+        # Row by row: a copy of all steps in float64 would be twice as large as they are.
+        products = torch.stack([row.double() @ step.double() for row in self._steps])
+        self._products[slot] = self._products[:, slot] = products
+
+    @override
+    def on_round_end(self, round: Round) -> None:
+        if not self._is_due(round):
+            return
+        if round.num_reported:
+            for name, value in agreement(round.take(f"{_SUMS}/"), round.num_reported).items():
+                round.log(f"diag/{name}", value)
+        if self.trajectory:
+            for name, value in spectrum(self._products).items():
+                round.log(f"diag/trajectory/{name}", value)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps.cpu(), "products": self._products.cpu()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._steps = state_dict["steps"].to(self._steps)
+        self._products = state_dict["products"].to(self._products)
+
+    def _is_due(self, round: Round) -> bool:
+        return round.number % int(self.every_n_rounds) == 0
+
+
+def agreement(sums: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Mean cosine, ratio of norms, and drift of ``count`` updates.
+
+    Args:
+        sums: over the updates, float64: ``update`` [n], ``direction`` (unit vectors) [n], and the numbers ``moved``
+            (those that are not zero), ``norm`` and ``square`` (of norms).
+        count: M.
+    """
+    length = torch.linalg.vector_norm(sums["update"] / count)
+    spread = (sums["square"] / count - length.square()).clamp(min=0.0).sqrt()
+    found = {"norm_ratio": _ratio(length, sums["norm"] / count), "drift": _ratio(spread, length)}
+    moved = sums["moved"]
+    if moved > 1:
+        # |sum_i u_i|^2 is the sum of all cosines, of which `moved` are of a vector with itself.
+        found["cosine"] = (sums["direction"].square().sum() - moved) / (moved * (moved - 1))
+    return found
+
+
+def spectrum(products: Tensor) -> dict[str, Tensor]:
+    """Shares of energy and effective rank of vectors with Gram matrix ``products`` [T, T]; zero for zero vectors."""
+    energies = torch.linalg.eigvalsh(products).clamp(min=0.0).flip(0)
+    values = energies.sqrt()
+    shares = _ratio(values, values.sum())
+    rank = torch.special.entr(shares).sum().exp() * (values.sum() > 0)
+    largest = {f"energy_{k}": _ratio(energies[:k].sum(), energies.sum()) for k in (1, 5)}
+    return {**largest, "effective_rank": rank}
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    return torch.where(below > 0, above / below, 0.0)

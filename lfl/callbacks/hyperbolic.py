@@ -1,0 +1,166 @@
+"""FedMRUR's manifold regularization: clients' features stay near the server's in hyperbolic space.
+
+X. An, L. Shen, H. Hu, Y. Luo, "Federated Learning with Manifold Regularization and Normalized Update Reaggregation",
+NeurIPS 2023, https://arxiv.org/abs/2311.05924. The distance is that of M. T. Law, R. Liao, J. Snell, R. S. Zemel,
+"Lorentzian Distance Learning for Hyperbolic Representations", ICML 2019.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callbacks.extra_pass import extra_pass
+from lfl.client import ClientStep
+from lfl.round import Cohort, Round
+
+_FACTORS, _NORMS = "hyperbolic", "hyperbolic/norms"
+_DISTANCE, _CLAMPED = "hyperbolic/distance", "hyperbolic/clamped"
+_LARGEST_EXPONENT = 80.0  # float32 ends at exp(88.7)
+
+
+class HyperbolicRegularization(FederatedCallback):
+    """Adds ``gamma R`` to every client's loss, ``R = mean_b exp(d(z_b, z_b') / sigma)`` (equations 3 and 5).
+
+    z are a layer's outputs for the batch, flattened, and z' those of the server's model x, frozen and in evaluation
+    mode; d is the squared Lorentzian distance of their lifts ``(sqrt(beta + |z|^2), z)``. The paper leaves layer, lift
+    and the reduction over the batch open: the layer before the head is meant, the lift is Law et al.'s, with which beta
+    appears, and the mean is over exponentials. Exponents end at 80, with zero gradient from there on.
+
+    Logs the mean of d, the share of examples whose exponent was clamped (and warns when there are any), and
+    ``gamma |grad R| / |grad loss|``, both measured at the last step that half of a round's clients take, and averaged
+    over those who take it. With the paper's gamma and sigma it is small, some 1e-5 in ``configs/fedmrur.yaml``.
+
+    Costs one forward pass of x a step, and two passes a round to measure. State: none. Wire: as without it. ``gamma=0``
+    is the stack without it, bit for bit. It stands behind other terms of the loss and before SharpnessAware, so that
+    the gradients it compares are that of R and that of the loss without R; training is the same elsewhere.
+
+    Args:
+        layer: name of the submodule, such as ``backbone.features``.
+        gamma: strength.
+        sigma: the scale of d.
+        beta: of the Lorentz model.
+        reduction: of the exponentials over a batch.
+        measure: log the ratio of gradients.
+
+    Raises:
+        ValueError: ``reduction`` is not one of the two.
+    """
+
+    def __init__(
+        self,
+        layer: str,
+        gamma: NonNegativeFloat = 0.005,
+        sigma: PositiveFloat = 1e4,
+        beta: PositiveFloat = 1.0,
+        reduction: Literal["mean", "sum"] = "mean",
+        measure: bool = True,
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"`reduction={reduction}` must be one of mean, sum.")
+        self.layer, self.gamma, self.sigma, self.beta = layer, gamma, sigma, beta
+        self.reduction, self.measure = reduction, measure
+        self.features = self.global_features = (layer,) if gamma else ()
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._warned = False
+
+    @override
+    def on_cohort_start(self, cohort: Cohort) -> None:
+        if self.gamma and self.measure:
+            cohort.loss_rows[_FACTORS] = cohort.values.new_ones(len(cohort), 2)
+
+    @override
+    def client_loss(self, client: ClientStep, loss: Tensor) -> Tensor:
+        if self.gamma == 0:
+            return loss
+        own, servers = (found[self.layer].flatten(1) for found in (client.features, client.global_features))
+        distance = squared_lorentz_distance(own, servers, self.beta)
+        exponent: Tensor = distance / self.sigma
+        client.log(_DISTANCE, distance.mean())
+        client.log(_CLAMPED, (exponent > _LARGEST_EXPONENT).to(exponent.dtype).mean())
+        values = exponent.clamp(max=_LARGEST_EXPONENT).exp()
+        reduced = values.sum() if self.reduction == "sum" else values.mean()
+        term: Tensor = self.gamma * reduced.to(loss.dtype)
+        factors = client.rows.get(_FACTORS)
+        return loss + term if factors is None else factors[0] * loss + factors[1] * term
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        if self.gamma == 0 or not self.measure:
+            return gradient
+        aside, phase = extra_pass(cohort, gradient), cohort.phases[-1]
+        chosen = _measured_step(cohort.round)
+
+        def measured(params: Tensor) -> Tensor:
+            gradients = gradient(params)
+            if cohort.step == chosen and cohort.optimizer is phase.optimizer and _NORMS not in cohort.rows:
+                cohort.rows[_NORMS] = _gradient_norms(cohort, aside, params)
+            return gradients
+
+        return measured
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        if _NORMS in cohort.rows:
+            cohort.round.accumulate(_NORMS, cohort.rows[_NORMS].nansum(dim=0))
+
+    @override
+    def on_round_end(self, round: Round) -> None:
+        if _NORMS in round.sums:
+            # Of sums: a client that has nothing left to learn would dominate a mean of ratios.
+            term, loss = round.sums[_NORMS]
+            round.log("hyperbolic/gradient_ratio", torch.where(loss > 0, term / loss, 0.0))
+        clamped = float(round.metrics.get(_CLAMPED, 0.0))
+        if clamped > 0 and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"HyperbolicRegularization: {clamped:.2%} of the examples of round {round.number} are further than "
+                f"{_LARGEST_EXPONENT:.0f} sigma from the server's features, where the term has no gradient: raise "
+                f"`sigma={self.sigma}`, or lower the learning rate."
+            )
+
+
+def squared_lorentz_distance(a: Tensor, b: Tensor, beta: float = 1.0) -> Tensor:
+    """``-2 beta - 2 <L(a), L(b)>`` of the lifts ``L(z) = (sqrt(beta + |z|^2), z)``: [..., d] and [..., d] to [...].
+
+    With ``<x, y> = -x_0 y_0 + sum_j x_j y_j`` (equations 3 and 4). At least zero, which it is where a = b, and at most
+    ``|a - b|^2``. The printed form subtracts numbers of the size of |a| |b|. Split along and across ``u = (a + b) /
+    |a + b|``, with ``a - b = p u + q`` and w the sum of both zeroth coordinates, it is
+    ``(|q|^2 w^2 + 4 beta p^2) / (w^2 - p^2)``, which subtracts next to nothing. In float64, as w - p is still short of
+    digits where one of two vectors is far longer than the other; the result has the inputs' type, float32 at least.
+    """
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    a, b = a.double(), b.double()
+    middle = a + b
+    length = torch.linalg.vector_norm(middle, dim=-1, keepdim=True)
+    along = middle / length.where(length > 0, 1.0)
+    p = ((a - b) * along).sum(dim=-1)
+    q = a - b - p.unsqueeze(-1) * along
+    w = (beta + a.square().sum(dim=-1)).sqrt() + (beta + b.square().sum(dim=-1)).sqrt()
+    distance: Tensor = (q.square().sum(dim=-1) * w.square() + 4 * beta * p.square()) / ((w - p) * (w + p))
+    return distance.to(dtype)
+
+
+def _measured_step(round: Round) -> int:
+    """The last step that at least half of the round's clients take: the same for all cohorts and processes."""
+    trainer = round.trainer
+    sizes = trainer.data.client_sizes[round.clients]
+    return int(trainer.work.phases[-1].num_steps(sizes, trainer.data.batch_size).median()) - 1
+
+
+def _gradient_norms(cohort: Cohort, gradient: Gradient, params: Tensor) -> Tensor:
+    """Norms of the gradients of the added term and of the loss without it, [C, 2]; nan for clients that are done."""
+    factors = cohort.loss_rows[_FACTORS]
+    norms = torch.full_like(factors, math.nan, dtype=torch.float64)
+    for column, kept in enumerate(((0.0, 1.0), (1.0, 0.0))):
+        factors.copy_(factors.new_tensor(kept))
+        norms[: len(params), column] = torch.linalg.vector_norm(gradient(params), dim=1, dtype=torch.float64)
+    factors.fill_(1.0)
+    return norms

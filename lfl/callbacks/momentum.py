@@ -1,0 +1,124 @@
+"""FedCM: the server's last movement as a momentum in every local step.
+
+J. Xu, S. Wang, L. Wang, A. C.-C. Yao, "FedCM: Federated Learning with Client-level Momentum", 2021,
+https://arxiv.org/abs/2106.10874. With SAM's gradients it is MoFedSAM (Qu et al., ICML 2022), on which FedMRUR builds.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient, overrides
+from lfl.comm import Message
+from lfl.round import Cohort, Round
+
+_MOVED, _WEIGHT = "momentum/moved", "momentum/weight"
+
+
+class ClientMomentum(FederatedCallback):
+    """Local steps along ``v = alpha g + (1 - alpha) m``; m [D] is the direction in which the clients moved last.
+
+    m is in the scale of a gradient: what a client moved, divided by what its optimizer makes of a constant unit
+    gradient (K_i eta for plain SGD). In the scale of a movement the gain from round to round is ``(1 - alpha) K eta``,
+    which diverges once it is above 1. Needs SGD.
+
+    Weight decay is added by the optimizer, outside the mix. As m is made of movements, which contain it, it ends up
+    ``1 / alpha`` times as strong.
+
+    State: m [D], zero in the first round. Wire: x and m down, delta_i up. ``alpha=1`` is the stack without it, bit for
+    bit.
+
+    Args:
+        alpha: weight of a client's own gradient, in (0, 1].
+        momentum_from: what m follows from. ``updates``: ``-sum_i w_i delta_i / (K_i eta)`` with the aggregator's
+            weights. ``aggregate``: ``-u / sum_i w_i K_i eta``, u what the server steps along, as FedMRUR has it with a
+            normalised aggregate.
+        decay_inside: put weight decay into the mix: ``v = alpha (g + wd y) + (1 - alpha) m``.
+
+    Raises:
+        ValueError: ``alpha`` is not in (0, 1], or ``momentum_from`` is not one of the two.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        momentum_from: Literal["updates", "aggregate"] = "updates",
+        decay_inside: bool = False,
+    ) -> None:
+        if not 0 < alpha <= 1:
+            raise ValueError(f"`alpha={alpha}` must be above 0 and at most 1.")
+        if momentum_from not in ("updates", "aggregate"):
+            raise ValueError(f"`momentum_from={momentum_from}` must be one of updates, aggregate.")
+        self.alpha, self.momentum_from, self.decay_inside = alpha, momentum_from, decay_inside
+        self.whole_model = alpha < 1  # parameters that are not averaged have no common movement
+        self.momentum = torch.empty(0)
+
+    @override
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        if self.alpha == 1:
+            return
+        owner = next((type(c).__name__ for c in stack if overrides(c, "coordinates")), None)
+        if owner is not None:
+            raise ValueError(
+                f"ClientMomentum cannot be used with {owner}: clients that move in a few coordinates, others every "
+                "few rounds, leave no momentum in the rest. Use one of the two."
+            )
+        codec = next((type(c).__name__ for c in stack if overrides(c, "encode")), None)
+        if codec is not None and self.momentum_from == "updates":
+            raise ValueError(
+                f"`momentum_from=updates` of ClientMomentum needs the clients' whole updates, which {codec} does not "
+                "send: use `momentum_from=aggregate`."
+            )
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._aggregator = trainer.aggregator
+            self.momentum = torch.zeros_like(trainer.server.vector)
+
+    @override
+    def on_download(self, message: Message) -> None:
+        if self.alpha < 1:
+            message.add("momentum", self.momentum)
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        if self.alpha == 1:
+            return gradient
+        rest = 1 - self.alpha
+        decay = cohort.optimizer.weight_decay() if self.decay_inside else None
+
+        def mixed(params: Tensor) -> Tensor:
+            mix = gradient(params).mul_(self.alpha).add_(self.momentum, alpha=rest)
+            # The optimizer adds all of `wd y`: leave alpha of it.
+            return mix if decay is None else mix.sub_(rest * decay * params)
+
+        return mixed
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        if self.alpha == 1:
+            return
+        scale = cohort.step_scale()
+        weights = self._aggregator.weights(cohort.num_examples).to(scale.device)
+        moved = cohort.delta / scale if self.momentum_from == "updates" else scale
+        cohort.round.accumulate(_MOVED, weights @ moved.double())
+        cohort.round.accumulate(_WEIGHT, weights.sum())
+
+    @override
+    def on_server_step(self, round: Round) -> None:
+        if self.alpha == 1 or round.update is None:
+            return
+        mean = round.sums[_MOVED] / round.sums[_WEIGHT]
+        direction = mean if self.momentum_from == "updates" else round.update / mean
+        self.momentum = -direction.to(self.momentum.dtype)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"momentum": self.momentum.cpu()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.momentum = state_dict["momentum"].to(self.momentum)

@@ -1,0 +1,107 @@
+"""Parameters that belong to each client: FedRep, LG-FedAvg and their kin.
+
+L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for Personalized Federated
+Learning", ICML 2021 (FedRep: the head is personal); P. P. Liang et al., "Think Locally, Act Globally", 2020 (LG-FedAvg:
+the features are). Which parameters are trained when is said by the trainer's ``local_phases``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient, overrides
+from lfl.comm import Message, Payload
+from lfl.round import Cohort, Round
+from lfl.vector import ParameterVector
+
+_SLOT = "personal"
+
+
+class PersonalParameters(FederatedCallback):
+    """Keeps some parameters on the clients: they are never sent and never averaged.
+
+    A client starts a round from the shared part of x and its own personal part, which is that of the initial model
+    before its first participation, and sends the shared part alone. To the callbacks after it, the personal part did
+    not move. It must be the first of the stack. With no parameter personal it is FedAvg; with all, local training.
+
+    State: the personal part of every client seen so far, in the client store. Wire: the shared part, down and up.
+
+    Args:
+        parameters: shell patterns of the names of the personal ones, such as ``backbone.head.*``.
+    """
+
+    def __init__(self, parameters: list[str]) -> None:
+        self.parameters = parameters
+
+    @override
+    def check(self, layout: ParameterVector) -> None:
+        layout.select(self.parameters)
+
+    @override
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        if stack[0] is not self:
+            raise ValueError(
+                f"PersonalParameters must be the first of `callbacks`, before {type(stack[0]).__name__}: what is "
+                "personal must be put aside before anything else looks at a client's update."
+            )
+        for other in stack:
+            if other.whole_model:
+                raise ValueError(
+                    f"PersonalParameters and {type(other).__name__} have no meaning together: "
+                    f"{type(other).__name__} needs all parameters to be shared."
+                )
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._store = trainer.store
+        mask = trainer.layout.select(self.parameters)
+        self._personal, self._shared = (rows.nonzero().squeeze(1).to(trainer.device) for rows in (mask, ~mask))
+        self._store.declare(_SLOT, len(self._personal), trainer.layout.dtype, fill=float("nan"))
+        trainer.ledger.personal = mask
+
+    @override
+    def on_download(self, message: Message) -> None:
+        message.replace("model", message.payloads["model"][self._shared])
+
+    @override
+    def personalize(self, ids: Tensor, params: Tensor) -> None:
+        own = self._store.gather(_SLOT, ids)
+        initial = params[:, self._personal]
+        params[:, self._personal] = torch.where(torch.isnan(own), initial, own)  # nan: never written
+
+    @override
+    def on_cohort_start(self, cohort: Cohort) -> None:
+        self.personalize(cohort.ids, cohort.values)
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        cohort.origin = cohort.values.clone()  # what pulls towards the start pulls the personal part towards its own
+        return gradient
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        self._store.scatter(_SLOT, cohort.ids, cohort.values[:, self._personal])
+        cohort.values[:, self._personal] = cohort.round.server[self._personal]
+
+    @override
+    def encode(self, cohort: Cohort, payload: Payload) -> Payload:
+        return Payload.dense(payload.values[:, self._shared])
+
+    @override
+    def decode(self, round: Round, values: Tensor) -> Tensor:
+        whole = values.new_zeros(*values.shape[:-1], len(round.server))
+        whole[..., self._shared] = values
+        return whole
+
+
+def personalized(stack: list[FederatedCallback], ids: Tensor, server: Tensor) -> Tensor:
+    """The models of clients ``ids`` [C]: x [D] with what belongs to each, [C, D]."""
+    params = server.repeat(len(ids), 1)
+    for callback in stack:
+        if overrides(callback, "personalize"):
+            callback.personalize(ids, params)
+    return params

@@ -1,0 +1,70 @@
+"""FedSAM: clients that look for flat minima.
+
+P. Foret, A. Kleiner, H. Mobahi, B. Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving Generalization",
+ICLR 2021, https://arxiv.org/abs/2010.01412; on clients: Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu, "Generalized
+Federated Learning via Sharpness Aware Minimization", ICML 2022, https://arxiv.org/abs/2206.02618.
+"""
+
+from typing import Any
+
+import torch
+from jsonargparse.typing import NonNegativeFloat
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callbacks.base import FederatedCallback, Gradient, overrides
+from lfl.callbacks.extra_pass import extra_pass
+from lfl.round import Cohort
+
+
+class SharpnessAware(FederatedCallback):
+    """Every local step takes the gradient at ``y~ = y + rho g(y) / |g(y)|``, on the same batch.
+
+    The norm is one over all parameters of a client; where the gradient is zero, y~ = y. The ascent follows the gradient
+    of the loss, its terms included and weight decay not, as corrected by the callbacks before this one: SAM stands
+    before SCAFFOLD and client momentum. A step costs two passes, of which the first one is logged and updates
+    BatchNorm's running statistics. ``rho=0`` is the stack without it, bit for bit.
+
+    Args:
+        rho: how far to climb; 0.05 in the paper, 0.5 in FedMRUR's.
+    """
+
+    def __init__(self, rho: NonNegativeFloat = 0.05) -> None:
+        self.rho = rho
+
+    @override
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        before = stack[: stack.index(self)]
+        owner = next((type(c).__name__ for c in before if overrides(c, "coordinates")), None)
+        if owner is not None and self.rho:
+            raise ValueError(
+                f"SharpnessAware climbs along the gradient of the loss, and behind {owner} there are only corrected "
+                f"gradients in coordinates: put SharpnessAware before {owner}."
+            )
+
+    @override
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit" and self.rho and trainer.client_model.logged_metrics:
+            metric = trainer.client_model.logged_metrics[0]
+            raise ValueError(
+                f"The training step logs the Metric object {metric!r}, which would also count the second pass of "
+                "SharpnessAware: log a number instead."
+            )
+
+    @override
+    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
+        if self.rho == 0:
+            return gradient
+        at_the_top = extra_pass(cohort, gradient)
+
+        def sharpness_aware(params: Tensor) -> Tensor:
+            return at_the_top(climb(params, gradient(params), self.rho))
+
+        return sharpness_aware
+
+
+def climb(params: Tensor, gradients: Tensor, rho: float) -> Tensor:
+    """``y + rho g / |g|`` of every row, [A, D]; y where g is zero. Overwrites ``gradients``."""
+    norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True, dtype=torch.float64)
+    # Multiplied in float64, in which rho / |g| does not overflow.
+    return gradients.mul_((rho / norms).where(norms > 0, 0.0)).add_(params)

@@ -1,0 +1,81 @@
+"""How much a client does in a round, and on which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lfl.engine.schedule import steps_per_epoch_of
+
+
+@dataclass(frozen=True)
+class LocalPhase:
+    """A part of a client's local work: some of the parameters are trained, the others are frozen.
+
+    Frozen means left alone: no gradient is computed for them, and neither momentum nor weight decay moves them. Every
+    phase has a fresh optimizer. Exactly one of ``epochs`` and ``steps`` counts; one epoch where neither is given.
+
+    Args:
+        parameters: shell patterns of the names of those that are trained, such as ``backbone.head.*``.
+        epochs: passes over the client's data.
+        steps: optimizer steps; the data is shuffled anew whenever it is used up.
+        lr: learning rate in the first round, instead of the module's own; follows the module's schedule over rounds.
+    """
+
+    parameters: list[str] = field(default_factory=lambda: ["*"])
+    epochs: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("steps", self.steps)):
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}={value}` of a local phase must be at least 1.")
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"Give `epochs={self.epochs}` or `steps={self.steps}` of a local phase, not both.")
+        if self.lr is not None and self.lr <= 0:
+            raise ValueError(f"`lr={self.lr}` of a local phase must be greater than 0.")
+
+    def num_steps(self, sizes: Tensor, batch_size: int) -> Tensor:
+        """Local steps of each client [C]."""
+        if self.steps is not None:
+            return torch.full_like(sizes, self.steps)
+        return (self.epochs or 1) * steps_per_epoch_of(sizes, batch_size)
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a client does in a round.
+
+    Args:
+        phases: one after another.
+        clip_value: clip the whole local gradient, corrections included; None for no clipping.
+        clip_algorithm: clip its norm, or each entry.
+        sampling: batches from shuffled epochs, or independent draws with replacement.
+    """
+
+    phases: Sequence[LocalPhase] = (LocalPhase(),)
+    clip_value: float | None = None
+    clip_algorithm: Literal["norm", "value"] = "norm"
+    sampling: Literal["epochs", "replacement"] = "epochs"
+
+    def num_steps(self, sizes: Tensor, batch_size: int) -> Tensor:
+        """Local steps of each client [C], of all phases together."""
+        total = torch.zeros_like(sizes)
+        for phase in self.phases:
+            total = total + phase.num_steps(sizes, batch_size)
+        return total
+
+    def clip(self, gradients: Tensor) -> Tensor:
+        """Clip rows [A, D] in place."""
+        if self.clip_value is None:
+            return gradients
+        if self.clip_algorithm == "value":
+            return gradients.clamp_(-self.clip_value, self.clip_value)
+        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+        # The same factor as torch.nn.utils.clip_grad_norm_.
+        return gradients.mul_((self.clip_value / (norms + 1e-6)).clamp_(max=1.0))

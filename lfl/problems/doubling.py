@@ -1,0 +1,137 @@
+"""When to double the participants: Lemma B.1 of SRPFL's theory.
+
+"Straggler-Resilient Personalized Federated Learning", Theorem 4.7 and Appendix B. With n of N clients a round takes
+``E T_(n) + C`` and moves the distance from the optimal representation by
+
+    dist+ <= dist sqrt(1 - a) + a / sqrt(n/n_0 (1 - a)),
+
+so that few clients are fast and stall far away. Text versions of the paper have lost the roots.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+
+def fastest_seconds(count: int, num_clients: int, rate: float = 1.0) -> float:
+    """E T_(n), the expected time of the n-th fastest of N clients with T_i from Exp(rate)."""
+    return sum(1 / i for i in range(num_clients - count + 1, num_clients + 1)) / rate
+
+
+@dataclass(frozen=True)
+class DoublingPoints:
+    """The distances at which it pays to go on with twice as many clients, and what that saves.
+
+    Attributes:
+        contraction: a in (0, 1), which a round takes off the squared distance.
+        initial: n_0.
+        num_clients: N.
+        communication: C, seconds a round.
+        rate: lambda of the clients' T_i.
+        start: the distance at first.
+        first_floor: where the distance stalls with n_0 clients, if it is not what the theorem says, 2 or more.
+
+    Raises:
+        ValueError: a setting is out of its range.
+
+    Example:
+        >>> points = DoublingPoints(0.02, 4, 1024, communication=0.5)
+        >>> points.whole_rounds(target=1.2 * points.floors[-1])
+        [0, 0, 0, 0, 0, 41, 130, 314, 88]
+    """
+
+    contraction: float
+    initial: int
+    num_clients: int
+    communication: float = 0.0
+    rate: float = 1.0
+    start: float = 1.0
+    first_floor: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.contraction < 1:
+            raise ValueError(f"`contraction={self.contraction}` must be in (0, 1).")
+        if not 1 <= self.initial <= self.num_clients:
+            raise ValueError(f"`initial={self.initial}` must be in [1, {self.num_clients}], the number of clients.")
+
+    @property
+    def factor(self) -> float:
+        """``sqrt(1 - a)``: what a round leaves of the distance from the floor."""
+        return math.sqrt(1 - self.contraction)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """``min(2^r n_0, N)`` of each stage, up to N."""
+        doublings = math.ceil(math.log2(self.num_clients / self.initial))
+        return [min(2**r * self.initial, self.num_clients) for r in range(doublings + 1)]
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """E T_(n) of each stage, without C."""
+        return [fastest_seconds(size, self.num_clients, self.rate) for size in self.sizes]
+
+    @cached_property
+    def floors(self) -> list[float]:
+        """F_r, where the distance stalls in each stage."""
+        theorem = self.contraction / (self.factor * (1 - self.factor))
+        first = theorem if self.first_floor is None else self.first_floor
+        return [first * math.sqrt(self.initial / size) for size in self.sizes]
+
+    @cached_property
+    def points(self) -> list[float]:
+        """X_r, the largest distance at which stage r makes most progress per second; X_0 is infinite.
+
+        Equation (204) for stages of any sizes, ``X_{r+1} = F_r (1 + (E T_r + C) (1 - q) / (E T_{r+1} - E T_r))`` with
+        ``q = F_{r+1} / F_r``, which is ``1 / sqrt(2)`` where the size is doubled.
+        """
+        found = [math.inf]
+        stages = zip(self.floors, self.seconds, strict=True)
+        for (floor, seconds), (next_floor, next_seconds) in pairwise(stages):
+            ratio = (seconds + self.communication) * (1 - next_floor / floor) / (next_seconds - seconds)
+            found.append(floor * (1 + ratio))
+        return found
+
+    def rounds_between(self, stage: int, start: float, end: float) -> float:
+        """Rounds of a stage from one distance to another, a real number; 0 where ``start`` is not above ``end``.
+
+        Raises:
+            ValueError: the stage stalls before ``end``.
+        """
+        floor = self.floors[stage]
+        if end <= floor:
+            raise ValueError(f"{self.sizes[stage]} clients stall at a distance of {floor:.3g}, before {end:.3g}.")
+        return 0.0 if start <= end else math.log((start - floor) / (end - floor)) / -math.log(self.factor)
+
+    def rounds(self, target: float) -> list[float]:
+        """Rounds of each stage until the distance is ``target``, as real numbers: t_r of equation (203)."""
+        ends = [*self.points[1:], target]
+        starts = [self.start, *(min(self.start, end) for end in ends[:-1])]
+        return [self.rounds_between(r, start, end) for r, (start, end) in enumerate(zip(starts, ends, strict=True))]
+
+    def whole_rounds(self, target: float) -> list[int]:
+        """``rounds_per_stage`` for DoublingParticipation: every stage ends with the first round past its point."""
+        distance, counts = self.start, []
+        for stage, end in enumerate([*self.points[1:], target]):
+            counts.append(math.ceil(self.rounds_between(stage, distance, end)))
+            distance = self._after(stage, distance, counts[-1])
+        return counts
+
+    def srpfl_seconds(self, target: float) -> float:
+        """Expected time until the distance is ``target``."""
+        stages = zip(self.whole_rounds(target), self.seconds, strict=True)
+        return sum(count * (seconds + self.communication) for count, seconds in stages)
+
+    def fedrep_seconds(self, target: float) -> float:
+        """Likewise with all N clients in every round."""
+        count = math.ceil(self.rounds_between(len(self.sizes) - 1, self.start, target))
+        return count * (self.seconds[-1] + self.communication)
+
+    def speedup(self, target: float) -> float:
+        """Expected time with all clients over expected time with doubling."""
+        return self.fedrep_seconds(target) / self.srpfl_seconds(target)
+
+    def _after(self, stage: int, distance: float, rounds: int) -> float:
+        """The distance after some rounds of a stage."""
+        floor = self.floors[stage]
+        return floor + (distance - floor) * self.factor**rounds

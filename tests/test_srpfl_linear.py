@@ -1,0 +1,460 @@
+"""SRPFL on linear representations: Algorithm 2 and Lemma B.1 against an independent float64 reference."""
+
+import csv
+import importlib
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import train
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from lfl.callbacks import FederatedCallback, PersonalParameters
+from lfl.checkpointing import Checkpointing
+from lfl.engine import LocalPhase
+from lfl.participation import DoublingParticipation, FullParticipation
+from lfl.problems import LinearRepresentation, LinearRepresentationData, Orthonormalize
+from lfl.problems.base import ProblemData
+from lfl.problems.doubling import DoublingPoints, fastest_seconds
+from lfl.problems.linear_representation import best_head, leading_subspace, orthonormal, principal_distance
+from lfl.system import ExponentialSpeeds, FixedTimes
+
+FOLDER = Path(__file__).parent / "golden"
+GOLDEN = json.loads((FOLDER / "srpfl_linear.json").read_text())
+LEMMA = json.loads((FOLDER / "lemma_b1.json").read_text())["cases"]
+SETTINGS = GOLDEN["settings"]
+D, K, N, M = GOLDEN["d"], GOLDEN["k"], GOLDEN["N"], GOLDEN["m"]
+
+
+def double(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(actual: Tensor, expected: Any, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, double(expected), rtol=0, atol=atol)
+
+
+class GoldenData(LinearRepresentationData):
+    """The reference's samples: those of the start are stored, those of a round are handed out in it."""
+
+    def __init__(self) -> None:
+        super().__init__(N, M, D, K)
+        self.round_number = 0
+
+    def setup(self, stage: str) -> None:
+        self.truth, self.heads = double(GOLDEN["B_star"]), double(GOLDEN["W_star"])
+        self.x, self.y = double(GOLDEN["X"]), double(GOLDEN["Y"])
+        self.examples = (self.x[0].flatten(0, 1), self.y[0].flatten())
+
+    def gather(self, indices: Tensor, keys: Tensor | None = None) -> tuple[Tensor, ...]:
+        return tuple(part[self.round_number].flatten(0, 1)[indices] for part in (self.x, self.y))
+
+
+class Watch(FederatedCallback):
+    """Tells the data module which round it is, and keeps what the rounds did."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, Any]] = []
+
+    def on_round_start(self, round) -> None:
+        if isinstance(round.trainer.data, GoldenData):
+            round.trainer.data.round_number = round.number
+
+    def on_round_end(self, round) -> None:
+        matrix = round.trainer.server.vector.view(round.trainer.layout.shapes[0]).clone()
+        metrics = {"dist": round.metrics["val_distance"], "clock": round.metrics.get("sim/time")}
+        self.rounds.append({"B": matrix, "participants": round.clients.tolist(), **metrics})
+
+
+def run(folder: Path, data: LinearRepresentationData, **options: Any) -> list[dict[str, Any]]:
+    """What every round of Algorithm 2 did."""
+    lr, start = options.pop("lr", 0.125), options.pop("start", "moments")
+    watch = Watch()
+    settings = {"engine": "vectorized", "local_steps": 1, "logger": False, "check_val_every_n_rounds": 1, **options}
+    train([Orthonormalize(start), watch], folder, LinearRepresentation(data.dim, data.rank, lr), data, **settings)
+    return watch.rounds
+
+
+def golden_run(folder: Path, engine: str, speeds: str, participation: Any) -> list[dict[str, Any]]:
+    times = SETTINGS["dynamic_times"] if speeds == "dynamic" else [SETTINGS["fixed_times"]]
+    options = {"engine": engine, "system": FixedTimes(times, SETTINGS["C"]), "participation": participation}
+    return run(folder, GoldenData(), lr=SETTINGS["eta"], max_rounds=6, **options)
+
+
+# -- Algorithm 2 ----
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("case", ["srpfl_fixed", "srpfl_dynamic", "fedrep_all"])
+def test_rounds_of_the_reference(case: str, engine: str, tmp_path: Path) -> None:
+    doubling = DoublingParticipation(N, SETTINGS["n0"], SETTINGS["stage_rounds"])
+    participation = FullParticipation() if case == "fedrep_all" else doubling
+    found = golden_run(tmp_path, engine, case.removeprefix("srpfl_"), participation)
+    expected = GOLDEN[case] if case == "fedrep_all" else GOLDEN[case]["rounds"]
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours["B"], theirs["B"])
+        close(ours["B"] @ ours["B"].mT, theirs["projector"])
+        assert ours["dist"] == pytest.approx(theirs["dist"], abs=1e-10)
+        assert ours["clock"] == pytest.approx(theirs["clock"], abs=1e-12)
+        assert ours["participants"] == theirs.get("participants", list(range(N)))
+
+
+def test_start_of_the_reference() -> None:
+    data = GoldenData()
+    data.setup("fit")
+    expected = GOLDEN["srpfl_fixed"]
+    start = leading_subspace(data.moments(), K)
+    close(data.moments(), expected["mom_matrix"], 1e-14)
+    close(start, expected["B0"], 1e-12)
+    close(start @ start.mT, expected["mom_projector"], 1e-12)
+    assert float(principal_distance(start, data.truth)) == pytest.approx(expected["dist0"], abs=1e-12)
+
+
+def test_the_head_is_the_least_squares_solution() -> None:
+    features, targets = torch.randn(20, 3, dtype=torch.float64), torch.randn(20, dtype=torch.float64)
+    expected = torch.linalg.lstsq(features, targets[:, None]).solution[:, 0]
+    torch.testing.assert_close(best_head(features, targets), expected, rtol=0, atol=1e-13)
+
+
+def test_the_gradient_is_at_a_fixed_head() -> None:
+    """And equal to that of the minimum over heads, whose derivative by the head is zero."""
+    module = LinearRepresentation(4, 2).double()
+    features, targets = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(module.training_step((features, targets)), module.representation)
+    projected = features @ module.representation.detach()
+    head = best_head(projected, targets)
+    expected = features.mT @ (projected @ head - targets)[:, None] @ head[None] / 9
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-14)
+
+
+SMALL = {"num_clients": 12, "examples_per_client": 8, "dim": 6, "rank": 2, "noise": 0.3}
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("start", ["moments", "distance"])
+def test_engines_agree(start: str, dynamic: bool, tmp_path: Path) -> None:
+    options = {
+        "system": ExponentialSpeeds(dynamic=dynamic, communication=0.5),
+        "participation": DoublingParticipation(initial=2, rounds_per_stage=2),
+        "max_rounds": 6,
+        "start": start,
+    }
+    runs = [
+        run(tmp_path, LinearRepresentationData(**SMALL), engine=engine, cohort_size=size, trace_steps=trace, **options)
+        for engine, size, trace in (("sequential", None, False), ("vectorized", 5, False), ("vectorized", 64, True))
+    ]
+    for rounds in runs[1:]:
+        for ours, theirs in zip(rounds, runs[0], strict=True):
+            torch.testing.assert_close(ours["B"], theirs["B"], rtol=0, atol=1e-12)
+            assert (ours["participants"], ours["clock"]) == (theirs["participants"], theirs["clock"])
+    assert [len(found["participants"]) for found in runs[0]] == [2, 2, 4, 4, 8, 8]
+
+
+def test_doubling_from_all_clients_is_fedrep(tmp_path: Path) -> None:
+    """To the bit, clock included."""
+    runs = [
+        run(
+            tmp_path,
+            LinearRepresentationData(**SMALL),
+            participation=participation,
+            system=ExponentialSpeeds(dynamic=True),
+            max_rounds=4,
+        )
+        for participation in (FullParticipation(), DoublingParticipation(initial=12, rounds_per_stage=1))
+    ]
+    for ours, theirs in zip(*runs, strict=True):
+        assert torch.equal(ours["B"], theirs["B"])
+        assert (ours["clock"], ours["participants"]) == (theirs["clock"], list(range(12)))
+
+
+def test_without_noise_the_representation_is_found(tmp_path: Path) -> None:
+    data = LinearRepresentationData(**{**SMALL, "noise": 0.0})
+    rounds = run(tmp_path, data, participation=FullParticipation(), start="distance", lr=0.3, max_rounds=80)
+    assert rounds[-1]["dist"] < 1e-6
+    identity = torch.eye(2, dtype=torch.float64)
+    assert all(torch.allclose(found["B"].mT @ found["B"], identity, rtol=0, atol=1e-14) for found in rounds)
+
+
+# -- Algorithm 1: heads of their own, by gradient steps ----
+
+
+class Regression(LightningModule):
+    """``1/(2m) |X B w - y|^2`` with both as parameters."""
+
+    def __init__(self, representation: Any, head: list[float], lr: float) -> None:
+        super().__init__()
+        self.representation, self.head = nn.Parameter(double(representation)), nn.Parameter(double(head))
+        self.lr = lr
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        features, targets = batch
+        return 0.5 * (features @ self.representation @ self.head - targets).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class WatchHeads(Watch):
+    def on_round_end(self, round) -> None:
+        trainer = round.trainer
+        heads = trainer.store.gather("personal", torch.arange(N))
+        shared = trainer.layout.views(trainer.server.vector)["representation"].clone()
+        self.rounds.append({"B": shared, "heads": heads, "participants": round.clients.tolist()})
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_alternating_gradient_steps_of_the_reference(engine: str, tmp_path: Path) -> None:
+    case, watch = GOLDEN["algorithm1_gradient"], WatchHeads()
+    first = [case["head_init"]] * K
+    train(
+        [PersonalParameters(["head"]), watch],
+        tmp_path,
+        Regression(case["B_init"], first, case["eta"]),
+        GoldenData(),
+        engine=engine,
+        max_rounds=6,
+        local_phases=[LocalPhase(["head"], steps=case["tau_h"]), LocalPhase(["representation"], steps=case["tau_phi"])],
+        participation=DoublingParticipation(N, SETTINGS["n0"], SETTINGS["stage_rounds"]),
+        system=FixedTimes([SETTINGS["fixed_times"]]),
+        logger=False,
+    )
+    for ours, theirs in zip(watch.rounds, case["rounds"], strict=True):
+        close(ours["B"], theirs["B"])
+        close(torch.where(ours["heads"].isnan(), double(first), ours["heads"]), theirs["heads"])
+        assert ours["participants"] == theirs["participants"]
+
+
+# -- the data ----
+
+
+def test_examples_are_as_the_model_says() -> None:
+    """Normal features, heads of norm sqrt(k), and a residual of variance noise^2; within 5 standard errors."""
+    data = LinearRepresentationData(num_clients=50, examples_per_client=400, dim=5, rank=2, noise=0.5)
+    data.setup("fit")
+    features, targets = data.examples
+    count = len(targets)
+    heads = data.heads.repeat_interleave(400, dim=0)
+    residuals = targets - ((features @ data.truth) * heads).sum(dim=1)
+    close(data.truth.mT @ data.truth, [[1.0, 0.0], [0.0, 1.0]], 1e-14)
+    close(data.heads.norm(dim=1), [math.sqrt(2)] * 50, 1e-14)
+    close(features.mT @ features / count, torch.eye(5).tolist(), 5 * math.sqrt(2 / count))
+    assert float(residuals.var()) == pytest.approx(0.25, abs=5 * 0.25 * math.sqrt(2 / count))
+    close(features.mT @ residuals / count, [0.0] * 5, 5 * 0.5 / math.sqrt(count))
+
+
+def test_new_examples_are_drawn_by_their_keys_alone() -> None:
+    data = LinearRepresentationData(**SMALL)
+    data.setup("fit")
+    indices, keys = torch.arange(16).view(2, 8), torch.arange(16).view(2, 8)
+    features, targets = data.gather(indices, keys)
+    assert torch.equal(data.gather(indices[1:], keys[1:])[0], features[1:])
+    assert not torch.equal(data.gather(indices, keys + 100)[1], targets)
+    assert torch.equal(data.gather(indices)[0], data.examples[0][:16].view(2, 8, 6))
+
+
+def test_stored_examples_can_be_used_in_every_round(tmp_path: Path) -> None:
+    data = LinearRepresentationData(**SMALL, fresh=False)
+    assert not data.has_random_transforms
+    data.setup("fit")
+    assert torch.equal(data.gather(torch.arange(3), torch.arange(3))[0], data.examples[0][:3])
+    assert run(tmp_path, data, participation=FullParticipation(), max_rounds=2)[-1]["dist"] < 1
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.8, 1.0])
+def test_a_start_at_a_distance(distance: float, tmp_path: Path) -> None:
+    data = LinearRepresentationData(**SMALL)
+    callback = Orthonormalize("distance", distance)
+    trainer = train([callback], tmp_path, LinearRepresentation(6, 2), data, max_rounds=0, logger=False)
+    start = trainer.server.vector.view(6, 2)
+    assert float(principal_distance(start, data.truth)) == pytest.approx(distance, abs=1e-14)
+    torch.testing.assert_close(start, orthonormal(start), rtol=0, atol=1e-14)
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`rank=3` must be at most `dim=6`, and at most `examples_per_client=2`"):
+        LinearRepresentationData(4, 2, 6, 3)
+    with pytest.raises(ValueError, match="`distance=2` of Orthonormalize must be in"):
+        Orthonormalize("distance", 2)
+    with pytest.raises(ValueError, match=r"needs `dim` of at least 2 \* `rank`, found 3 and 2"):
+        train([Orthonormalize("distance")], tmp_path, LinearRepresentation(3, 2), LinearRepresentationData(9, 8, 3, 2))
+    with pytest.raises(ValueError, match="a model of one matrix, B; this one has"):
+        train([Orthonormalize()], tmp_path)
+    data = ProblemData(9, 5, 5)
+    data.examples = (torch.zeros(45, 6), torch.zeros(45))
+    with pytest.raises(ValueError, match="from LinearRepresentationData, not from ProblemData"):
+        train([Orthonormalize()], tmp_path, LinearRepresentation(6, 2), data)
+
+
+def test_a_restart_does_not_start_again(tmp_path: Path) -> None:
+    def fit(folder: Path, ckpt_path: str | None = None) -> Any:
+        options = {"max_rounds": 4, "participation": FullParticipation(), "local_steps": 1, "ckpt_path": ckpt_path}
+        checkpoint = Checkpointing(every_n_rounds=2, keep_all=True)
+        data = LinearRepresentationData(**SMALL)
+        return train([Orthonormalize()], folder, LinearRepresentation(6, 2), data, checkpoint=checkpoint, **options)
+
+    unbroken = fit(tmp_path / "unbroken")
+    saved = Path(unbroken.log_dir) / "checkpoints" / "round_000002.ckpt"
+    assert torch.equal(fit(tmp_path / "resumed", str(saved)).server.vector, unbroken.server.vector)
+
+
+# -- Lemma B.1 ----
+
+
+@pytest.mark.parametrize("case", LEMMA, ids=lambda case: f"N={case['N']},C={case['C']}")
+def test_doubling_points_of_the_reference(case: dict[str, Any]) -> None:
+    points = DoublingPoints(case["a"], case["n0"], case["N"], case["C"], case["lam"])
+    target = case["eps"]
+    assert points.sizes == case["sizes"]
+    close(double(points.seconds), case["E_T"])
+    close(double(points.floors), case["floors"])
+    close(double(points.points[1:]), case["X"][1:])
+    close(double(points.rounds(target)), case["t_real"])
+    assert points.whole_rounds(target) == case["integer_rounds"]
+    assert points.srpfl_seconds(target) == pytest.approx(case["E_T_SRPFL"], abs=1e-10)
+    assert points.fedrep_seconds(target) == pytest.approx(case["E_T_FedRep"], abs=1e-10)
+    assert points.speedup(target) == pytest.approx(case["speedup"], abs=1e-10)
+    for stage, rounds in enumerate(case["t_eq203"]):
+        if rounds is not None:
+            full = points.rounds_between(stage, points.points[stage], points.points[stage + 1])
+            assert full == pytest.approx(rounds, abs=1e-10)
+
+
+def test_a_stage_is_the_one_with_most_progress_per_second() -> None:
+    """In 200 distances between the first point and the last floor."""
+    points = DoublingPoints(0.1, 4, 64, communication=0.3)
+    stages = range(len(points.sizes))
+    for step in range(1, 200):
+        distance = points.floors[-1] * (points.points[1] * 1.2 / points.floors[-1]) ** (step / 200)
+        gains = [
+            (1 - points.factor) * (distance - points.floors[r]) / (points.seconds[r] + points.communication)
+            for r in stages
+        ]
+        best = max(stages, key=gains.__getitem__)
+        assert best == sum(distance <= point for point in points.points[1:])
+
+
+def test_expected_times_of_exponential_speeds() -> None:
+    """The mean over 4,000 rounds within 5 standard errors; the n-th of N has variance sum 1/i^2."""
+    times = torch.stack(
+        [
+            ExponentialSpeeds(rates=2.0, dynamic=True).compute_seconds(torch.arange(8), n, 0).sort().values
+            for n in range(4000)
+        ]
+    )
+    for count in (1, 4, 8):
+        spread = math.sqrt(sum(i**-2 for i in range(8 - count + 1, 9))) / 2
+        mean = float(times[:, count - 1].mean())
+        assert mean == pytest.approx(fastest_seconds(count, 8, rate=2.0), abs=5 * spread / math.sqrt(4000))
+
+
+def test_a_measured_floor_moves_all_floors_and_points() -> None:
+    theorem = DoublingPoints(0.1, 4, 64)
+    measured = DoublingPoints(0.1, 4, 64, first_floor=0.2, start=0.8)
+    scale = 0.2 / theorem.floors[0]
+    for ours, theirs in itertools.chain(
+        zip(measured.floors, theorem.floors, strict=True),
+        zip(measured.points[1:], theorem.points[1:], strict=True),
+    ):
+        assert ours == pytest.approx(scale * theirs, rel=1e-14)
+
+
+def test_points_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"`contraction=1\.0` must be in"):
+        DoublingPoints(1.0, 2, 4)
+    with pytest.raises(ValueError, match=r"`initial=5` must be in \[1, 4\]"):
+        DoublingPoints(0.1, 5, 4)
+    with pytest.raises(ValueError, match=r"64 clients stall at a distance of 0\.514, before 0\.1"):
+        DoublingPoints(0.1, 4, 64).fedrep_seconds(0.1)
+
+
+# -- the reproduction ----
+
+TOOLS = Path(__file__).parent.parent / "tools"
+
+
+@pytest.fixture
+def srpfl(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The tool, imported as it imports its neighbours."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module("reproduce_srpfl")
+
+
+@pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
+def test_quick_speedups_from_end_to_end(srpfl: Any, tmp_path: Path) -> None:
+    arguments = ["srpfl-speedup", "--quick", "--rounds", "3", "--output", str(tmp_path)]
+    importlib.import_module("reproduce").main(arguments)
+    with (tmp_path / "srpfl-speedup.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["start, speeds, C"], line["N"]) for line in lines] == [
+        (scenario.name, size) for scenario in srpfl.SCENARIOS for size in ("16", "64")
+    ]
+    assert {line["FedRep: rounds"] for line in lines} == {"not reached"}
+    assert [line["other"] for line in lines] == ["3.2", "4.3", "1.8", "2.3", "2.4", "4.4", "2.8", "3.4"]
+    assert "NOT A REPRODUCTION" in (tmp_path / "srpfl-speedup.md").read_text()
+    assert (tmp_path / "srpfl-speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def outcome(srpfl: Any, distances: list[float], seconds: float) -> Any:
+    """A run whose rounds all take as long."""
+    rounds = range(1, len(distances) + 1)
+    series = {srpfl.DISTANCE: dict(zip(rounds, distances, strict=True)), srpfl.TIME: {n: n * seconds for n in rounds}}
+    return importlib.import_module("experiments").Outcome(len(distances), 0.0, "", series)
+
+
+def test_time_until_the_mean_distance_is_at_the_target(srpfl: Any) -> None:
+    """Geometric means 0.4, 0.2, 0.1 for FedRep, 0.8, 0.2, 0.05 for SRPFL, though one run is at 0.15 after 2 rounds."""
+    fedrep = srpfl.Curves([outcome(srpfl, [0.4, 0.2, 0.1], 10.0), outcome(srpfl, [0.4, 0.2, 0.1], 20.0)])
+    fast = srpfl.Curves([outcome(srpfl, [0.8, 0.15, 0.05], 2.0), outcome(srpfl, [0.8, 0.2667, 0.05], 4.0)])
+    assert (fedrep.rounds(0.15), fast.rounds(0.15), fast.rounds(0.01)) == (3, 3, math.inf)
+    assert (fedrep.seconds(0.15), fast.seconds(0.15)) == (45.0, 9.0)
+    comparison = srpfl.Comparison(0.15, {srpfl.FEDREP: fedrep, srpfl.SRPFL: fast})
+    assert comparison.speedup == 5.0
+    assert 0 < comparison.error < 5.0
+    assert math.isnan(srpfl.Comparison(0.01, comparison.curves).speedup)
+
+
+class Made:
+    """A comparison with a given result."""
+
+    def __init__(self, speedup: float, error: float = 0.2) -> None:
+        self.speedup, self.error = speedup, error
+
+
+@pytest.mark.parametrize(
+    ("speedups", "holds", "told"),
+    [
+        ([3.0, 4.0, 5.0, 6.0], True, "+0.50 a doubling of N; log N misses by up to 0.0 standard errors"),
+        ([3.0, 3.9, 5.1, 6.6], True, "4 points cannot tell them apart"),
+        ([3.0, 3.1, 2.9, 3.0], False, "cannot tell"),
+        ([3.0, 3.2, 8.0, 20.0], False, "log N misses by up to"),
+        ([3.0, 4.0], False, "needs three numbers of clients"),
+        ([3.0, math.nan, 5.0], False, "needs three numbers of clients"),
+    ],
+)
+def test_growth_with_the_logarithm(srpfl: Any, speedups: list[float], holds: bool, told: str) -> None:
+    by_size = {size: Made(value) for size, value in zip(srpfl.SIZES, speedups, strict=False)}
+    claim = srpfl.claim_of_growth(srpfl.SCENARIOS[0], by_size)
+    assert claim.holds == holds
+    assert told in claim.numbers
+
+
+def test_the_floor_is_where_all_clients_stall(srpfl: Any, tmp_path: Path) -> None:
+    """Root mean square of 300 rounds that remember about 8: a fluctuation of 12 % becomes one of 2 %."""
+    problem = srpfl.Problem.of_config(TOOLS.parent / "configs" / "problems" / srpfl.CONFIGS[srpfl.SRPFL], 16)
+    data = LinearRepresentationData(**{**problem.settings, "num_clients": 16})
+    rounds = run(tmp_path, data, participation=FullParticipation(), lr=problem.lr, max_rounds=400)
+    stalled = [found["dist"] ** 2 for found in rounds[100:]]
+    assert math.sqrt(sum(stalled) / len(stalled)) == pytest.approx(problem.floor, rel=0.1)
+
+
+def test_stages_that_the_configs_name(srpfl: Any) -> None:
+    """``linear_representation_srpfl.yaml`` has the lemma's stages for its own number of clients and start."""
+    path = TOOLS.parent / "configs" / "problems" / srpfl.CONFIGS[srpfl.SRPFL]
+    problem = srpfl.Problem.of_config(path, 64)
+    stages = problem.points(srpfl.SCENARIOS[3]).whole_rounds(problem.target)
+    assert f"rounds_per_stage: {stages}" in path.read_text()
