@@ -66,6 +66,12 @@ METHODS: dict[str, Stack] = {
     "fedrep-srpfl": lambda: [PersonalParameters(["*.head.*"])],
     "lg-fedavg": lambda: [PersonalParameters(["*.head.*"]), ClientEvaluation(every_n_rounds=1)],
     "flanp": list,
+    "fedrep+flss": lambda: [PersonalParameters(["*.head.*"]), FLSS(warmup_rounds=1, rank=2, sample_every=2)],
+    "fedmrur-n+flss": lambda: [
+        SharpnessAware(0.05),
+        ClientMomentum(0.5, momentum_from="aggregate"),
+        FLSS(warmup_rounds=1, rank=2, sample_every=2),
+    ],
     "fedprox+fedrep": lambda: [PersonalParameters(["*.head.*"]), Proximal(mu=0.1)],
     "scaffold+srpfl": lambda: [PersonalParameters(["*.head.*"]), Scaffold()],
     "fedsam": lambda: [SharpnessAware(0.1)],
@@ -91,6 +97,8 @@ _DOUBLING = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedmrur": {"aggregator": NormalizedReaggregation()},
     "fedrep": {"local_phases": _HEAD_THEN_BODY},
+    "fedrep+flss": {"local_phases": _HEAD_THEN_BODY},
+    "fedmrur-n+flss": {"aggregator": NormalizedReaggregation()},
     "fedrep-srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
     "flanp": _DOUBLING,
     "scaffold+srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},

@@ -184,7 +184,7 @@ class LocalEngine(ABC):
             if self._recording:
                 self._record(cohort, plan, losses, logs)
             parts.append((plan.rows, part))
-        self._recording = False  # a second pass in the same step (SAM) is not logged
+        self._recording = False  # a second pass in the same step is not logged
         return _join(parts, params)
 
     def _features_at(self, cohort: Cohort, plan: BatchPlan, batch: Any) -> dict[str, Tensor]:
