@@ -89,14 +89,21 @@ class ClientStep:
         self,
         model: ClientModel,
         batch: Batch,
-        params: Tensor,
+        params: Tensor | None,
         anchor: Tensor,
         features: dict[str, Tensor],
         extras: Extras = NO_EXTRAS,
     ) -> None:
-        self.batch, self.params, self.anchor, self.features = batch, params, anchor, features
+        self.batch, self.anchor, self.features = batch, anchor, features
         self.global_features, self.rows = extras
-        self._model = model
+        self._model, self._params = model, params
+
+    @property
+    def params(self) -> Tensor:
+        """Its parameters [D]; put together when they are first asked for."""
+        if self._params is None:
+            self._params = torch.cat([p.reshape(-1) for p in self._model.parameters])
+        return self._params
 
     def log(self, name: str, value: Tensor) -> None:
         """Log a scalar of this batch, as the module's ``self.log`` does."""
@@ -281,20 +288,19 @@ class ClientModel:
                 }
                 loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
-                flat = self._bound_with_gradient() if params is None else params
-                client = ClientStep(self, batch, flat, anchor, dict(self._features), extras)
+                client = ClientStep(self, batch, params, anchor, dict(self._features), extras)
                 for term in self._loss_terms:
                     loss = term(client, loss)
         return loss, dict(self.recorder.values)
 
     @torch.no_grad()
-    def global_features(self, batch: Batch, key: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+    def global_features(self, batch: Batch, key: Tensor, anchor: Tensor | None) -> dict[str, Tensor]:
         """Outputs of the submodules named in ``global_features`` on one client's batch at x, in evaluation mode.
 
         Args:
             batch: one batch, without a cohort dimension.
             key: the key of its random draws in this step.
-            anchor: x [D].
+            anchor: x [D] for a functional call; None to use the module as it is bound.
 
         Raises:
             ValueError: the training step logs a Metric object, which would count this pass too.
@@ -304,13 +310,16 @@ class ClientModel:
                 f"The training step logs the Metric object {self.logged_metrics[0]!r}, which would also count the pass "
                 "of the frozen global model: log a number instead."
             )
-        views = {f"module.{name}": view for name, view in self.layout.views(anchor).items()}
         modes = [part for part in self.module.modules() if part.training]
         for part in modes:
             part.training = False
         try:
             with ClientRandom(key) if self.random_operations else nullcontext():
-                functional_call(self._wrapper, views, (batch, 0), tie_weights=self._is_tied)
+                if anchor is None:
+                    self.run_step(batch, 0)
+                else:
+                    views = {f"module.{name}": view for name, view in self.layout.views(anchor).items()}
+                    functional_call(self._wrapper, views, (batch, 0), tie_weights=self._is_tied)
         finally:
             for part in modes:
                 part.training = True
@@ -401,9 +410,6 @@ class ClientModel:
     def _takes_index(self) -> bool:
         parameters = inspect.signature(self.module.training_step).parameters.values()
         return len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-
-    def _bound_with_gradient(self) -> Tensor:
-        return torch.cat([p.reshape(-1) for p in self.parameters])
 
     def _capture(self, name: str) -> None:
         try:

@@ -49,7 +49,7 @@ def test_without_a_part_it_is_what_is_left_to_the_bit(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_measuring_changes_nothing(engine: str, tmp_path: Path) -> None:
     options = {"engine": engine, "cohort_size": 3, "precision": "32-true"}
-    runs = [train(fedmrur(measure=m), tmp_path, mlp(dropout=0.3), **options) for m in (True, False)]
+    runs = [train(fedmrur(measure_every_n_rounds=m), tmp_path, mlp(dropout=0.3), **options) for m in (1, 0)]
     assert torch.equal(runs[0].server.vector, runs[1].server.vector)
     assert runs[0].summary.last("train/loss") == runs[1].summary.last("train/loss")
 

@@ -2,11 +2,15 @@
 
     python tools/benchmark.py ssf-round
     python tools/benchmark.py ssf-round --rounds 4000 --threads 1
+    python tools/benchmark.py parts
 
 ``ssf-round``: a round of SSF on the SSF paper's toy problem (d = 100, m = 10, r = 20, 10 of 20 clients, 5 steps), as
 ``configs/problems/matrix_regression_ssf.yaml`` runs it (metrics, ledger, evaluation every 10 rounds and checkpoints
 included), beside the bare tensor operations of the same round. The two take turns in one process, a block of rounds
 each, so that whatever else the machine does slows both. Before that, both are run on the same draws and must agree.
+
+``parts``: a local step with each part that can be put into one (SAM, client momentum, hyperbolic regulariser, ...) as a
+ratio to FedAvg's, on both engines: LeNet-5 on MNIST-5000, 10 of 100 clients, batches of 10, 5 epochs. All take turns.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from bare_ssf import BareSSF, Draws, random_draws
@@ -24,16 +29,28 @@ from report import Table
 from typing_extensions import override
 
 from lfl.aggregation import MeanAggregator
-from lfl.callbacks import SSF, FederatedCallback
+from lfl.callbacks import (
+    SSF,
+    ClientMomentum,
+    FederatedCallback,
+    HyperbolicRegularization,
+    PersonalParameters,
+    Proximal,
+    Scaffold,
+    SharpnessAware,
+)
 from lfl.checkpointing import Checkpointing
+from lfl.data import MNIST5000, DirichletPartitioner, FederatedDataModule
+from lfl.models import Classifier, LeNet5
 from lfl.participation import UniformParticipation
 from lfl.problems import MatrixRegression, MatrixRegressionData
 from lfl.randomness import client_keys, generator, random_bits
-from lfl.round import Round
+from lfl.round import Cohort, Round
 from lfl.subspace import LayerwiseSubspace
 from lfl.subspace.base import orthonormal_rows
 from lfl.trainer import FederatedTrainer
 
+ENGINES = ("sequential", "vectorized")
 RANK, CLIENTS, STEPS, BLOCK = 20, 10, 5, 200
 
 
@@ -138,16 +155,93 @@ def ssf_round(rounds: int, block: int) -> Table:
     return table
 
 
+PARTS: dict[str, Callable[[], list[FederatedCallback]]] = {
+    "FedAvg": list,
+    "Proximal": lambda: [Proximal(0.1)],
+    "Scaffold": lambda: [Scaffold()],
+    "ClientMomentum": lambda: [ClientMomentum(0.1)],
+    "SharpnessAware": lambda: [SharpnessAware(0.05)],
+    "HyperbolicRegularization": lambda: [HyperbolicRegularization("backbone.features")],
+    "SharpnessAware + HyperbolicRegularization": lambda: [
+        HyperbolicRegularization("backbone.features"),
+        SharpnessAware(0.05),
+    ],
+    "PersonalParameters": lambda: [PersonalParameters(["*.head.*"])],
+}
+
+
+def seconds_per_step(stack: list[FederatedCallback], engine: Any, rounds: int) -> float:
+    """Median over rounds after the first of the training time, over the local steps of all its clients."""
+    data = FederatedDataModule(MNIST5000(), DirichletPartitioner(0.3), num_clients=100, batch_size=10)
+    torch.manual_seed(0)
+    times = StepTimes()
+    with tempfile.TemporaryDirectory() as folder:
+        FederatedTrainer(
+            accelerator="cpu",
+            engine=engine,
+            max_rounds=rounds + 1,
+            participation=UniformParticipation(10),
+            local_epochs=5,
+            checkpoint=None,
+            check_val_every_n_rounds=10**6,
+            callbacks=[*stack, times],
+            default_root_dir=folder,
+            enable_progress_bar=False,
+        ).fit(Classifier(LeNet5(), lr=0.02), data)
+    return statistics.median(times.seconds[1:])
+
+
+class StepTimes(FederatedCallback):
+    """The training time of each round over its local steps."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._steps = 0
+
+    @override
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        self._steps += int(cohort.num_steps.sum())
+
+    @override
+    def on_round_end(self, round: Round) -> None:
+        self.seconds.append(float(round.metrics["time/train_s"]) / self._steps)
+        self._steps = 0
+
+
+def parts(rounds: int, repeats: int) -> Table:
+    """Every part beside FedAvg, in turns."""
+    measured: dict[tuple[str, str], list[float]] = {(name, engine): [] for engine in ENGINES for name in PARTS}
+    for _ in range(repeats):
+        for (name, engine), found in measured.items():
+            found.append(seconds_per_step(PARTS[name](), engine, rounds))
+    table = Table(
+        f"A local step of a client, LeNet-5, {torch.get_num_threads()} thread(s); medians of {repeats} turns",
+        ["part", *(f"us {engine}" for engine in ENGINES), *(f"/ FedAvg {engine}" for engine in ENGINES)],
+    )
+    for name in PARTS:
+        own = [statistics.median(measured[name, engine]) for engine in ENGINES]
+        ratios = [
+            statistics.median(a / b for a, b in zip(measured[name, e], measured["FedAvg", e], strict=True))
+            for e in ENGINES
+        ]
+        table.add(name, *(f"{1e6 * value:.0f}" for value in own), *(f"{ratio:.2f}" for ratio in ratios))
+    return table
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=["ssf-round"])
-    parser.add_argument("--rounds", type=int, default=4000, help="rounds of the trainer; the first block is not timed")
+    parser.add_argument("workload", choices=["ssf-round", "parts"])
+    parser.add_argument("--rounds", type=int, help="rounds of the trainer, 4000 or 3; the first ones are not timed")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of every part")
     parser.add_argument("--block", type=int, default=BLOCK, help="rounds of one before the other has its turn")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark"), help="folder of the table's files")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    table = ssf_round(options.rounds, options.block)
+    if options.workload == "parts":
+        table = parts(options.rounds or 3, options.repeats)
+    else:
+        table = ssf_round(options.rounds or 4000, options.block)
     table.show()
     table.write(options.output)
 

@@ -9,7 +9,7 @@ import math
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
@@ -36,7 +36,7 @@ class HyperbolicRegularization(FederatedCallback):
     ``gamma |grad R| / |grad loss|``, both measured at the last step that half of a round's clients take, and averaged
     over those who take it. With the paper's gamma and sigma it is small, some 1e-5 in ``configs/fedmrur.yaml``.
 
-    Costs one forward pass of x a step, and two passes a round to measure. State: none. Wire: as without it. ``gamma=0``
+    Costs one forward pass of x a step, and two passes in a round that is measured. State: none. Wire: as without it. ``gamma=0``
     is the stack without it, bit for bit. It stands behind other terms of the loss and before SharpnessAware, so that
     the gradients it compares are that of R and that of the loss without R; training is the same elsewhere.
 
@@ -46,7 +46,7 @@ class HyperbolicRegularization(FederatedCallback):
         sigma: the scale of d.
         beta: of the Lorentz model.
         reduction: of the exponentials over a batch.
-        measure: log the ratio of gradients.
+        measure_every_n_rounds: rounds between measurements of the ratio of gradients, from the first on; 0 for none.
 
     Raises:
         ValueError: ``reduction`` is not one of the two.
@@ -59,12 +59,12 @@ class HyperbolicRegularization(FederatedCallback):
         sigma: PositiveFloat = 1e4,
         beta: PositiveFloat = 1.0,
         reduction: Literal["mean", "sum"] = "mean",
-        measure: bool = True,
+        measure_every_n_rounds: NonNegativeInt = 10,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f"`reduction={reduction}` must be one of mean, sum.")
         self.layer, self.gamma, self.sigma, self.beta = layer, gamma, sigma, beta
-        self.reduction, self.measure = reduction, measure
+        self.reduction, self.measure_every_n_rounds = reduction, measure_every_n_rounds
         self.features = self.global_features = (layer,) if gamma else ()
 
     @override
@@ -73,7 +73,7 @@ class HyperbolicRegularization(FederatedCallback):
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
-        if self.gamma and self.measure:
+        if self.gamma and self.measure_every_n_rounds:
             cohort.loss_rows[_FACTORS] = cohort.values.new_ones(len(cohort), 2)
 
     @override
@@ -93,7 +93,8 @@ class HyperbolicRegularization(FederatedCallback):
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        if self.gamma == 0 or not self.measure:
+        every = self.measure_every_n_rounds
+        if self.gamma == 0 or not every or (cohort.round.number - 1) % every:
             return gradient
         aside, phase = extra_pass(cohort, gradient), cohort.phases[-1]
         chosen = _measured_step(cohort.round)
@@ -131,20 +132,20 @@ def squared_lorentz_distance(a: Tensor, b: Tensor, beta: float = 1.0) -> Tensor:
     """``-2 beta - 2 <L(a), L(b)>`` of the lifts ``L(z) = (sqrt(beta + |z|^2), z)``: [..., d] and [..., d] to [...].
 
     With ``<x, y> = -x_0 y_0 + sum_j x_j y_j`` (equations 3 and 4). At least zero, which it is where a = b, and at most
-    ``|a - b|^2``. The printed form subtracts numbers of the size of |a| |b|. Split along and across ``u = (a + b) /
-    |a + b|``, with ``a - b = p u + q`` and w the sum of both zeroth coordinates, it is
+    ``|a - b|^2``. The printed form subtracts numbers of the size of |a| |b|. Split along and across a + b, with
+    ``a - b = r (a + b) + q``, p = r |a + b| and w the sum of both zeroth coordinates, it is
     ``(|q|^2 w^2 + 4 beta p^2) / (w^2 - p^2)``, which subtracts next to nothing. In float64, as w - p is still short of
     digits where one of two vectors is far longer than the other; the result has the inputs' type, float32 at least.
     """
     dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     a, b = a.double(), b.double()
-    middle = a + b
-    length = torch.linalg.vector_norm(middle, dim=-1, keepdim=True)
-    along = middle / length.where(length > 0, 1.0)
-    p = ((a - b) * along).sum(dim=-1)
-    q = a - b - p.unsqueeze(-1) * along
+    apart, middle = a - b, a + b
+    along = (apart * middle).sum(dim=-1)
+    ratio = along / middle.square().sum(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    across = (apart - ratio.unsqueeze(-1) * middle).square().sum(dim=-1)
     w = (beta + a.square().sum(dim=-1)).sqrt() + (beta + b.square().sum(dim=-1)).sqrt()
-    distance: Tensor = (q.square().sum(dim=-1) * w.square() + 4 * beta * p.square()) / ((w - p) * (w + p))
+    p_squared, w_squared = ratio * along, w.square()
+    distance: Tensor = (across * w_squared + 4 * beta * p_squared) / (w_squared - p_squared)
     return distance.to(dtype)
 
 

@@ -33,7 +33,8 @@ class SequentialEngine(LocalEngine):
 
     @override
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        features = self.model.global_features(_first(batch), keys[0], anchor)
+        self.model.bind(anchor)  # `gradients` binds the client's row again
+        features = self.model.global_features(_first(batch), keys[0], None)
         return {name: value.unsqueeze(0) for name, value in features.items()}
 
     @override
