@@ -109,7 +109,7 @@ def test_rounds_of_two_clients_in_closed_form(engine: str, tmp_path: Path) -> No
     """The same with three steps and rounds, every gradient by its formula."""
     gamma, sigma, beta, rho, alpha, eta, steps = 3.0, 2.0, 0.5, 0.4, 0.3, 0.1, 3
     stack = [
-        HyperbolicRegularization("layer", gamma, sigma, beta),
+        HyperbolicRegularization("layer", gamma, sigma, beta, measure_every_n_rounds=1),
         SharpnessAware(rho),
         ClientMomentum(alpha, "aggregate"),
     ]

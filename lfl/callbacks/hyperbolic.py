@@ -36,9 +36,10 @@ class HyperbolicRegularization(FederatedCallback):
     ``gamma |grad R| / |grad loss|``, both measured at the last step that half of a round's clients take, and averaged
     over those who take it. With the paper's gamma and sigma it is small, some 1e-5 in ``configs/fedmrur.yaml``.
 
-    Costs one forward pass of x a step, and two passes in a round that is measured. State: none. Wire: as without it. ``gamma=0``
-    is the stack without it, bit for bit. It stands behind other terms of the loss and before SharpnessAware, so that
-    the gradients it compares are that of R and that of the loss without R; training is the same elsewhere.
+    Costs one forward pass of x a step, and two passes in a round that is measured. State: none. Wire: as without it.
+    ``gamma=0`` is the stack without it, bit for bit. It stands behind other terms of the loss and before
+    SharpnessAware, so that the gradients it compares are that of R and that of the loss without R; training is the same
+    elsewhere.
 
     Args:
         layer: name of the submodule, such as ``backbone.features``.
