@@ -14,7 +14,14 @@ from published_files import read_mnist_once
 from lfl.__main__ import main
 
 REPOSITORY = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/extending.md", "docs/methods.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/extending.md",
+    "docs/methods.md",
+    "docs/performance.md",
+]
 FEWER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 FEWER_ROUNDS = [*FEWER, "--trainer.max_rounds=2", "--trainer.check_val_every_n_rounds=2"]
 SET_UP = "python3 -m venv .venv && .venv/bin/pip install"

@@ -223,7 +223,7 @@ class SpeedupFigure:
         self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
     ) -> tuple[Table, list[Claim]]:
         """Make the runs, draw the figure; give the table and the claims."""
-        seeds = seeds or (1 if quick else self.seeds)
+        seeds, rounds = seeds or (1 if quick else self.seeds), rounds or (70 if quick else None)
         config = laboratory.configs / CONFIGS[SRPFL]
         problems = [Problem.of_config(config, size) for size in (self.sizes[:2] if quick else self.sizes)]
         runs = {
