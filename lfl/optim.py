@@ -254,6 +254,10 @@ class LocalOptimizer:
             ValueError: the optimizer is not SGD, or its groups differ.
         """
         groups = self.optimizer.param_groups
+        if any(group.get("maximize") for group in groups):
+            raise ValueError(
+                "This method follows a gradient from movement, which `maximize=True` turns around: unset it."
+            )
         settings = {(g["lr"], g["momentum"], g["dampening"], g["nesterov"]) for g in groups} if self.is_sgd else set()
         if len(settings) != 1:
             raise ValueError(

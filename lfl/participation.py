@@ -9,6 +9,7 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.checks import check_number
 from lfl.randomness import derive_seed
 from lfl.system import Speeds, System
 
@@ -118,8 +119,12 @@ class DoublingParticipation(Participation):
     ) -> None:
         self.clients_per_round, self.initial, self.rounds_per_stage = clients_per_round, initial, rounds_per_stage
         self._sampling = UniformParticipation(clients_per_round)
-        if min(_as_list(rounds_per_stage), default=0) < 0 or rounds_per_stage == []:
-            raise ValueError(f"`rounds_per_stage={rounds_per_stage}` must be whole numbers of at least 0.")
+        check_number("DoublingParticipation", "initial", initial, least=1, whole=True)
+        if isinstance(rounds_per_stage, list) and rounds_per_stage:
+            for rounds in rounds_per_stage:
+                check_number("DoublingParticipation", "rounds_per_stage", rounds, least=0, whole=True)
+        else:
+            check_number("DoublingParticipation", "rounds_per_stage", rounds_per_stage, least=1, whole=True)
 
     @override
     def check(self, num_clients: int) -> None:
@@ -183,7 +188,3 @@ class FixedParticipation(Participation):
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         return torch.tensor(sorted(self.schedule[(round_number - 1) % len(self.schedule)]))
-
-
-def _as_list(value: int | list[int]) -> list[int]:
-    return value if isinstance(value, list) else [value]

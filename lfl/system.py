@@ -15,6 +15,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.checks import check_number
 from lfl.randomness import client_keys, uniform
 
 
@@ -46,6 +47,7 @@ class Speeds(System):
     """
 
     def __init__(self, communication: NonNegativeFloat = 0.0) -> None:
+        check_number(type(self).__name__, "communication", communication, least=0)
         self.communication = communication
 
     @abstractmethod

@@ -154,13 +154,19 @@ class FederatedTrainer(LightningFacade):
         if local_epochs is not None and local_steps is not None:
             raise ValueError(f"Give `local_epochs={local_epochs}` or `local_steps={local_steps}`, not both.")
         if local_phases is not None and (local_epochs is not None or local_steps is not None or not local_phases):
-            raise ValueError("Give `local_phases`, at least one, or `local_epochs` or `local_steps`, not both.")
+            raise ValueError(
+                f"Give `local_phases`, at least one, or `local_epochs={local_epochs}` or `local_steps={local_steps}`, "
+                "not both; on the command line `--trainer.local_epochs null` takes a config's away."
+            )
+        if "spawn" in strategy or "fork" in strategy:
+            raise ValueError(f"`strategy={strategy}` starts processes from a function; use `ddp`, or torchrun.")
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
         self.precision, self.max_rounds, self.participation = precision, max_rounds, own(participation)
         self.engine_name, self.cohort_size, self.trace_steps = engine, cohort_size, trace_steps
-        phases = local_phases or [LocalPhase(epochs=local_epochs, steps=local_steps)]
+        phases = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in local_phases or ()]
+        phases = phases or [LocalPhase(epochs=local_epochs, steps=local_steps)]
         self.work = LocalWork(phases, gradient_clip_val, gradient_clip_algorithm, local_sampling)
         self.aggregator, self.client_state, self.buffers = own(aggregator), client_state, buffers
         self.system, self.simulated_seconds = system, dict[str, float]()
@@ -394,6 +400,11 @@ class FederatedTrainer(LightningFacade):
                 f"{owners[0]} moves all parameters by coordinates: `local_phases` that freeze some of them have no "
                 "meaning with it."
             )
+        for kind in {type(callback) for callback in self.stack if callback.once}:
+            if sum(type(callback) is kind for callback in self.stack) > 1:
+                raise ValueError(
+                    f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one."
+                )
         for callback in self.stack:
             callback.check(self.client_model.layout)
             callback.check_stack(self.stack)

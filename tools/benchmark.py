@@ -10,7 +10,8 @@ included), beside the bare tensor operations of the same round. The two take tur
 each, so that whatever else the machine does slows both. Before that, both are run on the same draws and must agree.
 
 ``parts``: a local step with each part that can be put into one (SAM, client momentum, hyperbolic regulariser, ...) as a
-ratio to FedAvg's, on both engines: LeNet-5 on MNIST-5000, 10 of 100 clients, batches of 10, 5 epochs. All take turns.
+ratio to FedAvg's, on both engines: LeNet-5, or McMahan's CNN (``--backbone McMahanCNN``), on MNIST-5000, 4 of 100
+clients, batches of 10, 3 epochs. All take turns.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bare_ssf import BareSSF, Draws, random_draws
 from report import Table
 from typing_extensions import override
 
+from lfl import models
 from lfl.aggregation import MeanAggregator
 from lfl.callbacks import (
     SSF,
@@ -41,7 +43,7 @@ from lfl.callbacks import (
 )
 from lfl.checkpointing import Checkpointing
 from lfl.data import MNIST5000, DirichletPartitioner, FederatedDataModule
-from lfl.models import Classifier, LeNet5
+from lfl.models import Classifier
 from lfl.participation import UniformParticipation
 from lfl.problems import MatrixRegression, MatrixRegressionData
 from lfl.randomness import client_keys, generator, random_bits
@@ -170,7 +172,7 @@ PARTS: dict[str, Callable[[], list[FederatedCallback]]] = {
 }
 
 
-def seconds_per_step(stack: list[FederatedCallback], engine: Any, rounds: int) -> float:
+def seconds_per_step(stack: list[FederatedCallback], engine: Any, rounds: int, backbone: str = "LeNet5") -> float:
     """Median over rounds after the first of the training time, over the local steps of all its clients."""
     data = FederatedDataModule(MNIST5000(), DirichletPartitioner(0.3), num_clients=100, batch_size=10)
     torch.manual_seed(0)
@@ -180,14 +182,14 @@ def seconds_per_step(stack: list[FederatedCallback], engine: Any, rounds: int) -
             accelerator="cpu",
             engine=engine,
             max_rounds=rounds + 1,
-            participation=UniformParticipation(10),
-            local_epochs=5,
+            participation=UniformParticipation(4),
+            local_epochs=3,
             checkpoint=None,
             check_val_every_n_rounds=10**6,
             callbacks=[*stack, times],
             default_root_dir=folder,
             enable_progress_bar=False,
-        ).fit(Classifier(LeNet5(), lr=0.02), data)
+        ).fit(Classifier(getattr(models, backbone)(), lr=0.02), data)
     return statistics.median(times.seconds[1:])
 
 
@@ -208,14 +210,14 @@ class StepTimes(FederatedCallback):
         self._steps = 0
 
 
-def parts(rounds: int, repeats: int) -> Table:
+def parts(rounds: int, repeats: int, backbone: str) -> Table:
     """Every part beside FedAvg, in turns."""
     measured: dict[tuple[str, str], list[float]] = {(name, engine): [] for engine in ENGINES for name in PARTS}
     for _ in range(repeats):
         for (name, engine), found in measured.items():
-            found.append(seconds_per_step(PARTS[name](), engine, rounds))
+            found.append(seconds_per_step(PARTS[name](), engine, rounds, backbone))
     table = Table(
-        f"A local step of a client, LeNet-5, {torch.get_num_threads()} thread(s); medians of {repeats} turns",
+        f"A local step of a client, {backbone}, {torch.get_num_threads()} thread(s); medians of {repeats} turns",
         ["part", *(f"us {engine}" for engine in ENGINES), *(f"/ FedAvg {engine}" for engine in ENGINES)],
     )
     for name in PARTS:
@@ -232,6 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=["ssf-round", "parts"])
     parser.add_argument("--rounds", type=int, help="rounds of the trainer, 4000 or 3; the first ones are not timed")
+    parser.add_argument("--backbone", choices=["LeNet5", "McMahanCNN"], default="LeNet5", help="of the parts")
     parser.add_argument("--repeats", type=int, default=3, help="turns of every part")
     parser.add_argument("--block", type=int, default=BLOCK, help="rounds of one before the other has its turn")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
@@ -239,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.workload == "parts":
-        table = parts(options.rounds or 3, options.repeats)
+        table = parts(options.rounds or 3, options.repeats, options.backbone)
     else:
         table = ssf_round(options.rounds or 4000, options.block)
     table.show()

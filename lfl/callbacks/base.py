@@ -41,6 +41,9 @@ class FederatedCallback(Callback):
     global_features: tuple[str, ...] = ()
     """Submodules whose outputs at x ``client_loss`` reads from ``client.global_features``: one pass a batch."""
 
+    once: bool = False
+    """Whether a second one in the same stack would get into its way."""
+
     whole_model: bool = False
     """Whether it has no meaning where some parameters never leave the clients."""
 
@@ -115,3 +118,17 @@ class FederatedCallback(Callback):
 def overrides(callback: FederatedCallback, hook: str) -> bool:
     """Whether ``callback`` implements ``hook``."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+
+
+def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
+    """For methods whose client state follows from the coordinates that are sent: they must arrive as they are.
+
+    Raises:
+        ValueError: the stack has a codec that is not linear.
+    """
+    lossy = next((type(c).__name__ for c in stack if overrides(c, "encode") and not c.linear), None)
+    if lossy is not None:
+        raise ValueError(
+            f"{owner} and {lossy} have no meaning together: the server follows the clients' corrections from their "
+            f"coordinates, which {lossy} changes, and whose basis is another one in other rounds."
+        )

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.callbacks.personal import personalized
+from lfl.checks import check_number
 from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
 from lfl.randomness import derive_seed
 from lfl.round import Round
@@ -39,8 +40,20 @@ class ClientEvaluation(FederatedCallback):
         max_clients: PositiveInt | None = None,
         name: str = "personal",
     ) -> None:
+        check_number("ClientEvaluation", "every_n_rounds", every_n_rounds, least=1, whole=True)
+        if max_clients is not None:
+            check_number("ClientEvaluation", "max_clients", max_clients, least=1, whole=True)
         self.every_n_rounds, self.fine_tune, self.max_clients, self.name = every_n_rounds, fine_tune, max_clients, name
         self._engine: LocalEngine | None = None
+
+    @override
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        twins = [c for c in stack if isinstance(c, ClientEvaluation) and c.name == self.name]
+        if len(twins) > 1:
+            raise ValueError(
+                f"Two ClientEvaluations of one stack are named {self.name!r} and would log the same metrics: give one "
+                "of them another `name`."
+            )
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

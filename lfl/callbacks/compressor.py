@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback
+from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.comm import Payload
 from lfl.round import Cohort
 
@@ -32,6 +32,7 @@ class Compressor(FederatedCallback):
     """
 
     linear = False
+    once = True
 
     slot: ClassVar[str]
     error_feedback: bool
@@ -40,6 +41,15 @@ class Compressor(FederatedCallback):
     @abstractmethod
     def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
         """C of the rows [C, m] of a whole update, or of one tensor of it."""
+
+    @override
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        personal = next((type(c).__name__ for c in stack if overrides(c, "personalize")), None)
+        if self.scope == "tensor" and personal is not None:
+            raise ValueError(
+                f"`scope=tensor` of {type(self).__name__} needs updates of all parameters, of which {personal} keeps "
+                "some: use `scope=global`."
+            )
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -11,7 +11,7 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callbacks.base import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.defaults import own
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
@@ -51,6 +51,10 @@ class FedSub(FederatedCallback):
     @override
     def check(self, layout: ParameterVector) -> None:
         self.subspace.check(layout)
+
+    @override
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        refuse_lossy_codecs("FedSub", stack)
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
+from lfl.checks import check_choice, check_number
 from lfl.comm import Message, Payload
 from lfl.round import Cohort, Round
 from lfl.subspace.streaming import StreamingBasis
@@ -52,8 +53,10 @@ class FLSS(FederatedCallback):
             gives the same basis unless they span more than R directions.
 
     Raises:
-        ValueError: ``attenuation`` is outside (0, 1].
+        ValueError: an argument is not one of those, or ``attenuation`` is outside (0, 1].
     """
+
+    once = True
 
     def __init__(
         self,
@@ -65,6 +68,12 @@ class FLSS(FederatedCallback):
         project: Literal["updates", "gradients", "both"] = "updates",
         warmup: Literal["batch", "stream"] = "batch",
     ) -> None:
+        check_number("FLSS", "warmup_rounds", warmup_rounds, least=1, whole=True)
+        check_number("FLSS", "rank", rank, least=1, whole=True)
+        check_number("FLSS", "sample_every", sample_every or 0, least=0, whole=True)
+        check_number("FLSS", "update_scale", update_scale, above=0)
+        check_choice("FLSS", "project", project, ("updates", "gradients", "both"))
+        check_choice("FLSS", "warmup", warmup, ("batch", "stream"))
         if not 0 < attenuation <= 1:
             raise ValueError(f"`attenuation={attenuation}` of FLSS must be greater than 0 and at most 1.")
         self.warmup_rounds, self.rank, self.sample_every = warmup_rounds, rank, sample_every
@@ -73,6 +82,12 @@ class FLSS(FederatedCallback):
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
+        lossy = next((c for c in stack[: stack.index(self)] if overrides(c, "encode") and not c.linear), None)
+        if lossy is not None:
+            raise ValueError(
+                f"{type(lossy).__name__} stands before FLSS: what the projection takes away from its output would be "
+                f"neither sent nor kept. Put {type(lossy).__name__} behind FLSS."
+            )
         for owner in stack:
             if overrides(owner, "coordinates"):
                 raise ValueError(

@@ -16,9 +16,11 @@ from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient
 from lfl.callbacks.extra_pass import extra_pass
+from lfl.checks import check_choice, check_number
 from lfl.client import ClientStep
 from lfl.round import Cohort, Round
 
+_NAME = "HyperbolicRegularization"
 _FACTORS, _NORMS = "hyperbolic", "hyperbolic/norms"
 _DISTANCE, _CLAMPED = "hyperbolic/distance", "hyperbolic/clamped"
 _LARGEST_EXPONENT = 80.0  # float32 ends at exp(88.7)
@@ -50,8 +52,10 @@ class HyperbolicRegularization(FederatedCallback):
         measure_every_n_rounds: rounds between measurements of the ratio of gradients, from the first on; 0 for none.
 
     Raises:
-        ValueError: ``reduction`` is not one of the two.
+        ValueError: an argument is not one of those.
     """
+
+    once = True
 
     def __init__(
         self,
@@ -62,8 +66,11 @@ class HyperbolicRegularization(FederatedCallback):
         reduction: Literal["mean", "sum"] = "mean",
         measure_every_n_rounds: NonNegativeInt = 10,
     ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"`reduction={reduction}` must be one of mean, sum.")
+        check_choice(_NAME, "reduction", reduction, ("mean", "sum"))
+        check_number(_NAME, "gamma", gamma, least=0)
+        check_number(_NAME, "sigma", sigma, above=0)
+        check_number(_NAME, "beta", beta, above=0)
+        check_number(_NAME, "measure_every_n_rounds", measure_every_n_rounds, least=0, whole=True)
         self.layer, self.gamma, self.sigma, self.beta = layer, gamma, sigma, beta
         self.reduction, self.measure_every_n_rounds = reduction, measure_every_n_rounds
         self.features = self.global_features = (layer,) if gamma else ()

@@ -32,6 +32,8 @@ class PersonalParameters(FederatedCallback):
         parameters: shell patterns of the names of the personal ones, such as ``backbone.head.*``.
     """
 
+    once = True
+
     def __init__(self, parameters: list[str]) -> None:
         self.parameters = parameters
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
 from lfl.callbacks.extra_pass import extra_pass
+from lfl.checks import check_number
 from lfl.round import Cohort
 
 
@@ -30,6 +31,7 @@ class SharpnessAware(FederatedCallback):
     """
 
     def __init__(self, rho: NonNegativeFloat = 0.05) -> None:
+        check_number("SharpnessAware", "rho", rho, least=0)
         self.rho = rho
 
     @override

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callbacks.compressor import Compressor, Scope
+from lfl.checks import check_choice
 from lfl.comm import Payload
 from lfl.round import Cohort
 
@@ -28,6 +29,7 @@ class Sign(Compressor):
     slot = "sign/error"
 
     def __init__(self, error_feedback: bool = True, scope: Scope = "global") -> None:
+        check_choice("Sign", "scope", scope, ("global", "tensor"))
         self.error_feedback, self.scope = error_feedback, scope
 
     @override

@@ -12,7 +12,7 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callbacks.base import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.callbacks.scaffold import ControlUpdate
 from lfl.comm import Message, dense_bits
 from lfl.defaults import own
@@ -56,6 +56,10 @@ class SSF(FederatedCallback):
     @override
     def check(self, layout: ParameterVector) -> None:
         self.subspace.check(layout)
+
+    @override
+    def check_stack(self, stack: list[FederatedCallback]) -> None:
+        refuse_lossy_codecs("SSF", stack)
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lfl.checks import check_number
 from lfl.engine.schedule import steps_per_epoch_of
 
 
@@ -32,13 +33,15 @@ class LocalPhase:
     lr: float | None = None
 
     def __post_init__(self) -> None:
+        if not self.parameters:
+            raise ValueError("`parameters=[]` of a local phase trains nothing: name some, or leave the phase out.")
         for name, value in (("epochs", self.epochs), ("steps", self.steps)):
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}={value}` of a local phase must be at least 1.")
+            if value is not None:
+                check_number("a local phase", name, value, least=1, whole=True)
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"Give `epochs={self.epochs}` or `steps={self.steps}` of a local phase, not both.")
-        if self.lr is not None and self.lr <= 0:
-            raise ValueError(f"`lr={self.lr}` of a local phase must be greater than 0.")
+        if self.lr is not None:
+            check_number("a local phase", "lr", self.lr, above=0)
 
     def num_steps(self, sizes: Tensor, batch_size: int) -> Tensor:
         """Local steps of each client [C]."""

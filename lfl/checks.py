@@ -1,0 +1,33 @@
+"""Refusing bad arguments in one line; the command line does so by types, and from Python nobody else would."""
+
+import math
+from typing import Any
+
+
+def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError unless ``value`` is one of ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"`{name}={value}` of {owner} must be one of {', '.join(allowed)}.")
+
+
+def check_number(
+    owner: str, name: str, value: Any, least: float | None = None, above: float | None = None, whole: bool = False
+) -> None:
+    """Raises ValueError unless ``value`` is a finite number, at least ``least`` and above ``above``, where given.
+
+    Args:
+        owner: the class whose argument it is.
+        name: the argument.
+        value: what was given.
+        least: the smallest that is right.
+        above: what it must be greater than.
+        whole: whether it must be an int.
+    """
+    kind = int if whole else (int, float)
+    is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    if is_number and (least is None or value >= least) and (above is None or value > above):
+        return
+    limits = [f"at least {least:g}"] if least is not None else []
+    limits += [f"greater than {above:g}"] if above is not None else []
+    wanted = "a whole number" if whole else "a number"
+    raise ValueError(f"`{name}={value}` of {owner} must be {' '.join([wanted, *limits])}.")
