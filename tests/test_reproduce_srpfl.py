@@ -33,7 +33,6 @@ def test_quick_speedups_from_end_to_end(srpfl: Any, tmp_path: Path) -> None:
         (scenario.name, size) for scenario in srpfl.SCENARIOS for size in ("16", "64")
     ]
     assert {line["rounds"] for line in lines} == {"- → -"}
-    assert [line["other"] for line in lines] == ["3.2", "4.3", "1.8", "2.3", "2.4", "4.4", "2.8", "3.4"]
     assert "NOT A REPRODUCTION" in (tmp_path / "srpfl-speedup.md").read_text()
     assert (tmp_path / "srpfl-speedup.png").read_bytes().startswith(b"\x89PNG")
 

@@ -48,22 +48,20 @@ class Scenario:
         start: of Orthonormalize.
         dynamic: whether speeds are drawn in every round.
         communication: C.
-        reference: speed-ups of an independent implementation, for the numbers of clients in ``SIZES``.
     """
 
     name: str
     start: str
     dynamic: bool
     communication: float
-    reference: tuple[float, ...]
 
 
 SIZES = (16, 64, 256, 1024)
 SCENARIOS = (
-    Scenario("common, dynamic, C = 0", "distance", True, 0.0, (3.2, 4.3, 5.1, 8.0)),
-    Scenario("common, dynamic, C = 1", "distance", True, 1.0, (1.8, 2.3, 2.7, 3.3)),
-    Scenario("common, fixed, C = 0", "distance", False, 0.0, (2.4, 4.4, 5.2, 6.1)),
-    Scenario("Algorithm 2, dynamic, C = 0", "moments", True, 0.0, (2.8, 3.4, 3.7, 3.7)),
+    Scenario("common, dynamic, C = 0", "distance", True, 0.0),
+    Scenario("common, dynamic, C = 1", "distance", True, 1.0),
+    Scenario("common, fixed, C = 0", "distance", False, 0.0),
+    Scenario("Algorithm 2, dynamic, C = 0", "moments", True, 0.0),
 )
 
 
@@ -257,7 +255,7 @@ class SpeedupFigure:
         seeds: int,
     ) -> Table:
         """A line for each scenario and number of clients."""
-        columns = ["start, speeds, C", "N", "target", "rounds", "time", "speed-up", "other", "lemma"]
+        columns = ["start, speeds, C", "N", "target", "rounds", "time", "speed-up", "lemma"]
         table = Table(f"{self.title}: FedRep → {SRPFL} until a distance, {seeds} runs", columns)
         for scenario, by_size in results.items():
             for size, found in by_size.items():
@@ -265,9 +263,8 @@ class SpeedupFigure:
                 rounds = " → ".join(short(curves.rounds(found.target)) for curves in pairs)
                 times = " → ".join(short(curves.seconds(found.target)) for curves in pairs)
                 ours = f"{short(found.speedup)} ± {found.error:.2f}"
-                other = f"{scenario.reference[SIZES.index(size)]:.1f}"
                 target = f"{found.target:.4f}"
-                table.add(scenario.name, str(size), target, rounds, times, ours, other, short(theory[scenario][size]))
+                table.add(scenario.name, str(size), target, rounds, times, ours, short(theory[scenario][size]))
         first = problems[0]
         dim, rank, count = (first.settings[name] for name in ("dim", "rank", "examples_per_client"))
         table.notes += [
@@ -277,8 +274,7 @@ class SpeedupFigure:
             "and their mean simulated time; its unit is what a client takes on average. "
             "- is not reached, ± a standard error.",
             "Stages are as long as Lemma B.1 says for this problem's contraction and floors. 'lemma': the speed-up it "
-            "expects there, from dynamic speeds and from errors that add up linearly. 'other': an independent "
-            "implementation, whose sizes, target and stages are not ours, so that only trends compare.",
+            "expects there, from dynamic speeds and from errors that add up linearly.",
         ]
         return table
 
