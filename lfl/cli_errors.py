@@ -188,7 +188,7 @@ def _near_option(name: str, options: list[str]) -> str:
     if near:
         return f"; did you mean `{'--' if name.startswith('-') else ''}{near[0]}`?"
     owners = [other for other, cls in _known_classes().items() if bare.rpartition(".")[2] in _arguments(cls)]
-    return f"; it is an argument of {owners[0]}: mind the level" if owners else ""
+    return f"; it is an argument of {' and '.join(owners[:2])}: mind the level" if owners else ""
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -10,11 +10,10 @@ from conftest import mlp, train
 from torch import Tensor
 from two_clients import path_of, two_clients
 
-from lfl.callbacks import SSF, FederatedCallback, Proximal, RandomK, Sign, TopK
+from lfl.callbacks import FederatedCallback, PersonalParameters, Proximal, RandomK, Sign, TopK
 from lfl.callbacks.compressor import Compressor
 from lfl.participation import FixedParticipation
 from lfl.round import Cohort
-from lfl.subspace import LayerwiseSubspace
 
 # MLP 64-12-4: the sizes of its weights and biases.
 SIZES = [64 * 12, 12, 12 * 4, 4]
@@ -143,5 +142,5 @@ def test_fedprox_with_top_k_and_feedback_by_hand(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`scope=tensor` of TopK needs a share in \(0, 1\] of each tensor, not `k=5`"):
         TopK(5, scope="tensor")
-    with pytest.raises(ValueError, match=r"`scope=tensor` of Sign needs updates of all D=832 .* use `scope=global`"):
-        train([SSF(LayerwiseSubspace(0.3)), Sign(scope="tensor")], tmp_path)
+    with pytest.raises(ValueError, match=r"`scope=tensor` of Sign needs updates of all parameters, .* use `scope=glo"):
+        train([PersonalParameters(["*.head.*"]), Sign(scope="tensor")], tmp_path)

@@ -108,7 +108,7 @@ def test_best_checkpoint_is_the_best_round(tmp_path: Path) -> None:
         ({"callbacks": [Scaffold(), Proximal(0.1)]}, "callbacks: "),
         ({"callbacks": [SSF(LayerwiseSubspace(0.5))]}, r"callbacks\[0\]: Scaffold then, SSF now"),
         ({"seed": 5}, "seed: 0 then, 5 now"),
-        ({"local_epochs": 2}, "local_work.phases[0].epochs: None then, 2 now"),
+        ({"local_epochs": 2}, r"local_work.phases\[0\].epochs: None then, 2 now"),
         ({"data": ragged_data(batch_size=7)}, "data.batch_size: 5 then, 7 now"),
         ({"data": ragged_data(num_clients=9)}, "data.num_clients: 8 then, 9 now"),
         ({"module": mlp(hidden=13)}, "model.parameters"),
