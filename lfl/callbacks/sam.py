@@ -5,6 +5,7 @@ ICLR 2021, https://arxiv.org/abs/2010.01412; on clients: Z. Qu, X. Li, R. Duan, 
 Federated Learning via Sharpness Aware Minimization", ICML 2022, https://arxiv.org/abs/2206.02618.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -67,6 +68,9 @@ class SharpnessAware(FederatedCallback):
 
 def climb(params: Tensor, gradients: Tensor, rho: float) -> Tensor:
     """``y + rho g / |g|`` of every row, [A, D]; y where g is zero. Overwrites ``gradients``."""
-    norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True, dtype=torch.float64)
-    # Multiplied in float64, in which rho / |g| does not overflow.
+    # First to a largest entry of one, so that squares neither vanish nor overflow. torch adds in pairs, which is as
+    # good as float64 here, and on a CPU twenty times as fast.
+    largest = torch.linalg.vector_norm(gradients, math.inf, dim=1, keepdim=True)
+    gradients.div_(largest.where(largest > 0, 1.0))
+    norms = gradients.square().sum(dim=1, keepdim=True).sqrt_()
     return gradients.mul_((rho / norms).where(norms > 0, 0.0)).add_(params)
