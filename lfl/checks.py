@@ -5,9 +5,9 @@ from typing import Any
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError unless ``value`` is one of ``allowed``."""
+    """Raises ValueError unless ``value`` is one of ``allowed``; an empty ``owner`` is not named."""
     if value not in allowed:
-        raise ValueError(f"`{name}={value}` of {owner} must be one of {', '.join(allowed)}.")
+        raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be one of {', '.join(allowed)}.")
 
 
 def check_number(

@@ -54,7 +54,7 @@ class FederatedLoop:
     def _select(self, number: int) -> Round:
         trainer = self.trainer
         clients = trainer.participation.select(number, trainer.num_clients, trainer.seed)
-        invited = trainer.participation.invited(number, trainer.num_clients, trainer.seed)
+        invited = trainer.participation.invited(clients, number, trainer.num_clients, trainer.seed)
         clients, invited = (ids[trainer.data.client_sizes[ids] > 0].sort().values for ids in (clients, invited))
         mine = clients
         if trainer.fabric.world_size > 1:

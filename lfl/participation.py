@@ -23,9 +23,10 @@ class Participation(ABC):
 
     system: System | None = None
 
-    def invited(self, round_number: int, num_clients: int, seed: int) -> Tensor:
-        """Ids of the clients that are sent the model, ascending; the participants, unless some are not waited for."""
-        return self.select(round_number, num_clients, seed)
+    def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
+        """Ids of the clients that are sent the model: the participants ``chosen``, unless some are not waited for."""
+        del round_number, num_clients, seed
+        return chosen
 
     @abstractmethod
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
@@ -143,13 +144,13 @@ class DoublingParticipation(Participation):
         return sum(round_number > end for end in ends)
 
     @override
-    def invited(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+    def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
         return self._sampling.select(round_number, num_clients, seed)
 
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         assert isinstance(self.system, Speeds)
-        invited = self.invited(round_number, num_clients, seed)
+        invited = self._sampling.select(round_number, num_clients, seed)
         count = min(self.initial * 2 ** min(self.stage(round_number), 62), len(invited))
         seconds = self.system.compute_seconds(invited, round_number, seed)
         return invited[seconds.argsort(stable=True)[:count]].sort().values

@@ -23,6 +23,7 @@ from lfl.aggregation import Aggregator, MeanAggregator, Server
 from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.checkpoint import check_writable, find_last, load_checkpoint, new_run_folder
 from lfl.checkpointing import Checkpointing, load_weights, restore_trainer
+from lfl.checks import check_choice
 from lfl.client import ClientModel
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
@@ -136,11 +137,11 @@ class FederatedTrainer(LightningFacade):
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,
     ) -> None:
-        _check_choice("engine", engine, ("auto", "sequential", "vectorized"))
-        _check_choice("buffers", buffers, ("average", "server", "client"))
-        _check_choice("on_nonfinite", on_nonfinite, ("stop", "skip"))
-        _check_choice("gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
-        _check_choice("local_sampling", local_sampling, ("epochs", "replacement"))
+        check_choice("", "engine", engine, ("auto", "sequential", "vectorized"))
+        check_choice("", "buffers", buffers, ("average", "server", "client"))
+        check_choice("", "on_nonfinite", on_nonfinite, ("stop", "skip"))
+        check_choice("", "gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
+        check_choice("", "local_sampling", local_sampling, ("epochs", "replacement"))
         counts = {"local_epochs": local_epochs, "local_steps": local_steps, "cohort_size": cohort_size}
         for name, count in {**counts, "check_val_every_n_rounds": check_val_every_n_rounds}.items():
             if count is not None and (not isinstance(count, int) or count < 1):
@@ -575,12 +576,6 @@ class FederatedTrainer(LightningFacade):
     @property
     def _rank_suffix(self) -> str:
         return f".rank{self.global_rank}" if self.world_size > 1 else ""
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """The command line checks this before; from Python nobody else does."""
-    if value not in allowed:
-        raise ValueError(f"`{name}={value}` must be one of {', '.join(allowed)}.")
 
 
 def _without(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

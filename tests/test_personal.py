@@ -193,8 +193,8 @@ def test_participants_are_the_fastest_and_the_clock_is_theirs(tmp_path: Path) ->
     participation.system = system
     expected = 0.0
     for number in range(1, 8):
-        invited = participation.invited(number, 20, seed=3)
         chosen = participation.select(number, 20, seed=3)
+        invited = participation.invited(chosen, number, 20, seed=3)
         seconds = {int(i): float(system.compute_seconds(i[None], number, 3)) for i in invited}
         count = min(2 ** ((number - 1) // 2), 6)
         assert len(invited) == 6

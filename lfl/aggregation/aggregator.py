@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.checks import check_choice
+
 Weighting = Literal["examples", "uniform"]
 
 
@@ -21,8 +23,7 @@ class Aggregator(ABC):
     """
 
     def __init__(self, weighting: Weighting = "examples") -> None:
-        if weighting not in ("examples", "uniform"):
-            raise ValueError(f"`weighting={weighting}` must be one of examples, uniform.")
+        check_choice("", "weighting", weighting, ("examples", "uniform"))
         self.weighting = weighting
         self.sums: dict[str, Tensor] = {}  # over all processes, once the loop has joined them
 

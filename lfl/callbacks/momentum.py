@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
+from lfl.checks import check_choice
 from lfl.comm import Message
 from lfl.round import Cohort, Round
 
@@ -49,8 +50,7 @@ class ClientMomentum(FederatedCallback):
     ) -> None:
         if not 0 < alpha <= 1:
             raise ValueError(f"`alpha={alpha}` must be above 0 and at most 1.")
-        if momentum_from not in ("updates", "aggregate"):
-            raise ValueError(f"`momentum_from={momentum_from}` must be one of updates, aggregate.")
+        check_choice("", "momentum_from", momentum_from, ("updates", "aggregate"))
         self.alpha, self.momentum_from, self.decay_inside = alpha, momentum_from, decay_inside
         self.whole_model = alpha < 1  # parameters that are not averaged have no common movement
         self.momentum = torch.empty(0)

@@ -53,6 +53,8 @@ class LocalEngine(ABC):
         self._buffer: Tensor | None = None
         self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with what they were built from
         self._trained = [model.names_of(phase.parameters) for phase in work.phases]
+        like = model.parameters[0]
+        self._masks = [None if names is None else model.layout.select(names).to(like) for names in self._trained]
         self._phase = 0
         self._plans: list[tuple[BatchPlan, Any]] = []
         self._global: list[dict[str, Tensor]] = []  # features of the model at x, for each of the plans
@@ -65,9 +67,13 @@ class LocalEngine(ABC):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Gradients [G, D], losses [G] and logged values [G] of G clients on a batch ``[G, b, ...]``."""
 
-    @abstractmethod
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         """What the loss terms read of the model at x [D], for G clients' batches: outputs ``[G, b, ...]`` by name."""
+        return self._global_features(batch, keys, anchor) if self.model.global_feature_names else {}
+
+    @abstractmethod
+    def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+        """The pass of the model at x, where some loss term reads of it."""
 
     @abstractmethod
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
@@ -117,7 +123,9 @@ class LocalEngine(ABC):
                 self._plans = list(plans)
                 cohort.step, cohort.active = step, self._plans[0][0].active
                 self._keys = fold(keys, step) if self.model.random_operations else keys
-                self._global = [self._features_at(cohort, plan, batch) for plan, batch in self._plans]
+                # Once a step, however often its gradient is asked for.
+                server = cohort.round.server
+                self._global = [self.global_features(b, self._keys[plan.rows], server) for plan, b in self._plans]
                 self._recording = True
                 phase.optimizer.narrow(cohort.active)
                 gradients = gradient(cohort.values[: cohort.active])
@@ -138,10 +146,7 @@ class LocalEngine(ABC):
         if optimizer is None or settings != known or not optimizer.restart(cohort.values):
             optimizer = LocalOptimizer(self.model.module, self.model.layout, cohort.values, *settings, trained=names)
             self._optimizers[index] = (settings, optimizer)
-        trained = None
-        if names is not None:
-            trained = self.model.layout.select(names).to(cohort.values)
-        return Phase(optimizer, work.num_steps(cohort.num_examples, self.data.batch_size), trained)
+        return Phase(optimizer, work.num_steps(cohort.num_examples, self.data.batch_size), self._masks[index])
 
     def _address(self, purpose: str, cohort: Cohort) -> tuple[int | str, ...]:
         """Where the draws of the current phase lie; those of the first are where they are without phases."""
@@ -174,7 +179,7 @@ class LocalEngine(ABC):
             rows, keys = params, self._keys
             if plan.rows != slice(0, params.shape[0]) or plan.active < keys.shape[0]:
                 rows, keys = params[plan.rows], keys[plan.rows]
-            extras = Extras(features, {name: values[plan.rows] for name, values in cohort.loss_rows.items()})
+            extras = _extras(cohort, plan, features)
             try:
                 part, losses, logs = self.gradients(rows, batch, cohort.step, keys, cohort.round.server, extras)
             except Exception as error:
@@ -186,12 +191,6 @@ class LocalEngine(ABC):
             parts.append((plan.rows, part))
         self._recording = False  # a second pass in the same step is not logged
         return _join(parts, params)
-
-    def _features_at(self, cohort: Cohort, plan: BatchPlan, batch: Any) -> dict[str, Tensor]:
-        """Features of the frozen model on a batch: once a step, however often its gradient is asked for."""
-        if not self.model.global_feature_names:
-            return {}
-        return self.global_features(batch, self._keys[plan.rows], cohort.round.server)
 
     def _full_gradient(self, cohort: Cohort, params: Tensor) -> Tensor:
         """Gradients [A, D] of the mean loss over the whole training sets of the first A clients, in stored order."""
@@ -207,12 +206,7 @@ class LocalEngine(ABC):
         with self.model.recording(), self.model.training_only(None):
             for plan, batch in self._with_batches(schedule):
                 own_keys = fold(keys[plan.rows], plan.step)
-                features = (
-                    self.global_features(batch, own_keys, cohort.round.server)
-                    if self.model.global_feature_names
-                    else {}
-                )
-                extras = Extras(features, {name: rows[plan.rows] for name, rows in cohort.loss_rows.items()})
+                extras = _extras(cohort, plan, self.global_features(batch, own_keys, cohort.round.server))
                 part, _, _ = self.gradients(params[plan.rows], batch, plan.step, own_keys, cohort.round.server, extras)
                 total[plan.rows] += part * plan.indices.shape[1]
         return total / sizes.to(params)[:, None]
@@ -254,6 +248,10 @@ class LocalEngine(ABC):
     @abstractmethod
     def collect(self, cohort: Cohort) -> None:
         """Take what training left in the model (buffers)."""
+
+
+def _extras(cohort: Cohort, plan: BatchPlan, features: dict[str, Tensor]) -> Extras:
+    return Extras(features, {name: rows[plan.rows] for name, rows in cohort.loss_rows.items()})
 
 
 def _in_coordinates(cohort: Cohort, gradient: Gradient) -> Gradient:

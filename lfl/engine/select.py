@@ -112,7 +112,7 @@ def _seconds(engine: LocalEngine, data: FederatedData, seed: int, count: int) ->
     with engine.model.recording():
         for _ in range(4):  # the first is for warming up
             start = time.perf_counter()
-            features = engine.global_features(batch, keys, anchor) if engine.model.global_feature_names else {}
+            features = engine.global_features(batch, keys, anchor)
             gradients, _, _ = engine.gradients(params, batch, 0, keys, anchor, Extras(features, {}))
             float(gradients[0, 0])  # wait for the device
             best = min(best, time.perf_counter() - start)

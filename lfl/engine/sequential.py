@@ -32,7 +32,7 @@ class SequentialEngine(LocalEngine):
         return model.gradients_of(loss).unsqueeze(0), loss.detach().unsqueeze(0), logs
 
     @override
-    def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+    def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         self.model.bind(anchor)  # `gradients` binds the client's row again
         features = self.model.global_features(_first(batch), keys[0], None)
         return {name: value.unsqueeze(0) for name, value in features.items()}

@@ -34,7 +34,7 @@ class VectorizedEngine(LocalEngine):
         return self._gradients(params, batch, keys, anchor, extras, step)
 
     @override
-    def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+    def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         found: dict[str, Tensor] = vmap(
             lambda batch, key: self.model.global_features(batch, key, anchor), randomness="error"
         )(batch, keys)

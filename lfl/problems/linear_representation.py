@@ -21,6 +21,7 @@ from lfl.data.stores import Loader
 from lfl.problems.base import ProblemData
 from lfl.randomness import client_keys, generator
 from lfl.round import Round
+from lfl.subspace.base import orthonormal
 from lfl.trainer import FederatedTrainer
 from lfl.vector import ParameterVector
 
@@ -190,13 +191,6 @@ def best_head(projected: Tensor, targets: Tensor) -> Tensor:
     wide = projected.double()
     head: Tensor = torch.linalg.solve_ex(wide.mT @ wide, wide.mT @ targets.double()).result
     return head.to(targets)
-
-
-def orthonormal(matrix: Tensor) -> Tensor:
-    """The Q factor [d, k] of a matrix [d, k], with the signs that make R's diagonal positive."""
-    q, r = torch.linalg.qr(matrix)
-    factor: Tensor = q * torch.where(r.diagonal() < 0, -1, 1)
-    return factor
 
 
 def principal_distance(first: Tensor, second: Tensor) -> Tensor:

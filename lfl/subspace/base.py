@@ -104,6 +104,11 @@ def orthonormal_rows(rank: int, dim: int, generator: torch.Generator) -> Tensor:
     LAPACK leaves the signs of Q open; a positive diagonal of R fixes them, and makes the distribution uniform
     (F. Mezzadri, "How to Generate Random Matrices from the Classical Compact Groups", Notices of the AMS 54(5), 2007).
     """
-    q, r = torch.linalg.qr(torch.randn(dim, rank, generator=generator, dtype=torch.float64))
-    rows: Tensor = (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).mT
-    return rows.contiguous()
+    return orthonormal(torch.randn(dim, rank, generator=generator, dtype=torch.float64)).mT.contiguous()
+
+
+def orthonormal(matrix: Tensor) -> Tensor:
+    """The Q factor [d, k] of a matrix [d, k], with the signs that make R's diagonal positive."""
+    q, r = torch.linalg.qr(matrix)
+    factor: Tensor = q * torch.where(r.diagonal() < 0, -1, 1)
+    return factor
