@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised by one when a checkpoint changes so that older code would misread it."""
 
 _VERSION_KEY = "lfl_format_version"

@@ -82,6 +82,7 @@ class Ledger:
         self.personal: Tensor | None = None
         # The round in which a client last took part (0: never): it then held the state from before that round.
         self.last_round = torch.zeros(num_clients, dtype=torch.int64)
+        self._seen: list[Tensor] = []  # ids of all who ever did: a checkpoint is about them, not about N
         self.totals = {"up": 0, "down": 0}
         self.up_bits: dict[str, int] = {}
         self.down_bits: dict[str, int] = {}
@@ -100,6 +101,8 @@ class Ledger:
                 self.down_bits[name] = int(message.charges[name].sum())
             else:
                 self.down_bits[name] = self._bits_to_follow(name, self.bits_of(value), last, round_number)
+        if 0 in last:
+            self._seen.append(clients[self.last_round[clients] == 0])
         self.last_round[clients] = round_number
 
     def bits_of(self, value: Tensor) -> int:
@@ -136,11 +139,19 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""
         replay = {name: torch.tensor(values) for name, values in self.replay.items()}
-        return {"last_round": self.last_round.clone(), "totals": dict(self.totals), "replay": replay}
+        seen = torch.cat([torch.empty(0, dtype=torch.int64), *self._seen])
+        self._seen = [seen]
+        last_round = {"clients": seen, "rounds": self.last_round[seen]}
+        return {"last_round": last_round, "totals": dict(self.totals), "replay": replay}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
-        self.last_round = state["last_round"].clone()
+        saved = state["last_round"]
+        if isinstance(saved, Tensor):  # checkpoint format 1 has a number for every client
+            seen = saved.nonzero().squeeze(1)
+            saved = {"clients": seen, "rounds": saved[seen]}
+        self._seen = [saved["clients"]]
+        self.last_round.zero_()[saved["clients"]] = saved["rounds"]
         self.totals = dict(state["totals"])
         self.replay = {name: values.tolist() for name, values in state["replay"].items()}
 

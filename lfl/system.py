@@ -119,7 +119,8 @@ class FixedTimes(Speeds):
 
     @override
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
-        return torch.tensor(self.times[(round_number - 1) % len(self.times)], dtype=torch.float64)[clients]
+        times = self.times[(round_number - 1) % len(self.times)]
+        return torch.tensor([times[i] for i in clients.tolist()], dtype=torch.float64)
 
 
 class Uplink(System):
@@ -175,8 +176,8 @@ class TimeSharing(Uplink):
 
     @override
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
-        rates = torch.tensor(self.rates, dtype=torch.float64)
-        return float((bits.cpu() / (rates[clients] if rates.dim() else rates)).sum())
+        rates = [self.rates[i] for i in clients.tolist()] if isinstance(self.rates, list) else self.rates
+        return float((bits.cpu() / torch.tensor(rates, dtype=torch.float64)).sum())
 
 
 class ChannelSharing(Uplink):

@@ -103,11 +103,25 @@ def test_the_ledgers_state_is_complete() -> None:
         ledger.download(message, torch.tensor(clients), number)
         ledger.close_round({"update": 64})
         ledger.record_increment("model", 32, number)
-    copy = Ledger(4)
-    copy.load_state_dict(ledger.state_dict())
-    for each in (ledger, copy):
+    state = ledger.state_dict()
+    format_1 = {**state, "last_round": torch.tensor([1, 2, 2, 0])}
+    copy, older_copy = Ledger(4), Ledger(4)
+    copy.load_state_dict(state)
+    older_copy.load_state_dict(format_1)
+    for each in (ledger, copy, older_copy):
         each.start_round()
         each.download(message, torch.tensor([0, 3]), 3)
         each.close_round({})
-    assert copy.metrics() == ledger.metrics()
-    assert ledger.down_bits == {"model": 2 * 32 + 320}
+        assert each.metrics() == ledger.metrics()
+        assert each.down_bits == {"model": 2 * 32 + 320}
+        found = each.state_dict()["last_round"]
+        assert dict(zip(found["clients"].tolist(), found["rounds"].tolist(), strict=True)) == {0: 3, 1: 2, 2: 2, 3: 3}
+
+
+def test_the_ledgers_state_is_about_clients_that_were_seen() -> None:
+    ledger, message = Ledger(1_000_000), Message()
+    message.add("model", torch.zeros(10))
+    for number, clients in ((1, [7, 999_999]), (2, [7])):
+        ledger.download(message, torch.tensor(clients), number)
+    saved = ledger.state_dict()["last_round"]
+    assert {name: values.tolist() for name, values in saved.items()} == {"clients": [7, 999_999], "rounds": [2, 1]}

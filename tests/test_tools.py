@@ -109,6 +109,46 @@ def test_a_scale_job_runs_in_a_process_of_its_own(tool):
     assert len(measured.resident) == len(measured.seconds) == 3
     assert measured.peak >= max(measured.resident) > 0
     assert measured.state_bytes % (4 * measured.num_parameters) == 0
+    assert measured.files["clients"] > measured.state_bytes > 0
+    column = scale.column_of(scale.Job(30, 3, 4), measured, warmup=1)
+    assert column["MB on disk, clients' rows"] == f"{measured.files['clients'] / 1e6:.2f}"
+
+
+def test_exponents_are_slopes_and_costs_are_fitted(tool):
+    scaling = tool("scaling")
+    jobs = {n: scaling.Job("sequential", clients=n) for n in (10, 100, 1000)}
+    curve = scaling.Curve("clients", "sequential", jobs, [[1.0, 10.0, 100.0], [1.0, 10.0, 400.0]])
+    assert curve.exponents == pytest.approx((1.0, 1.0, 1.301), abs=1e-3)
+    assert curve.last == pytest.approx(1.0)
+    assert not curve.is_superlinear
+    assert scaling.Curve("clients", "sequential", jobs, [[1.0, 1.0, 20.0]]).is_superlinear
+    grid = [scaling.Job(engine, m, steps=k) for engine in scaling.ENGINES for m in (1, 200) for k in (1, 4)]
+    steps = [1, 4, 200, 800, 1, 4, 4, 16]  # of 200 clients: 200 cohorts of one, 4 of 64
+    seconds = [1e-6 * (500 + 20 * job.per_round + 300 * count) for job, count in zip(grid, steps, strict=True)]
+    cost = scaling.fit_costs(grid, seconds)
+    assert (cost.round, cost.client, cost.step, cost.error) == pytest.approx((500, 20, 300, 0), abs=1e-6)
+
+
+def test_a_look_at_scaling(tool, tmp_path):
+    scaling = tool("scaling")
+    scaling.main(["--quick", "--seconds", "0.01", "--output", str(tmp_path)])
+    lines = rows(tmp_path / "growth.csv")
+    assert [(line["quantity"], line["engine"]) for line in lines] == [
+        (quantity, engine) for engine in scaling.ENGINES for quantity in ("clients per round", "parameters", "clients")
+    ]
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_look_at_overhead(tool, tmp_path):
+    scaling = tool("scaling")
+    scaling.main(["overhead", "--quick", "--seconds", "0.01", "--output", str(tmp_path)])
+    lines = {line[""]: line for line in rows(tmp_path / "overhead.csv")}
+    for variant in scaling.VARIANTS:
+        shares = {
+            part: float(line[variant]) for part, line in lines.items() if part.endswith(", %") and "fit" not in part
+        }
+        assert sum(shares.values()) == pytest.approx(100, abs=1)
+        assert min(shares[f"train: {part}, %"] for part in ("batches", "gradient", "cohorts")) > 0
 
 
 @pytest.mark.slow
@@ -134,7 +174,17 @@ def test_neither_clients_nor_rounds_cost_memory(tool, tmp_path):
     assert ended.value.code == 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_big_runs_have_a_column_each(tool, tmp_path):
+    tool("scale").main(["--million", "--most", "1000", "--rounds", "6", "--warmup", "1", "--output", str(tmp_path)])
+    lines = {line[0]: line[1:] for line in csv.reader((tmp_path / "million.csv").read_text().splitlines())}
+    assert lines[""] == ["FedAvg", "FedAvg", "FedAvg, Dirichlet(10)", "SCAFFOLD", "SCAFFOLD"]
+    assert lines["clients"] == ["1,000", "1,000", "1,000", "1,000", "100"]
+    assert [float(cell) > 0 for cell in lines["MB on disk, clients' rows"]] == [False] * 3 + [True] * 2
+
+
 def test_the_bare_round_is_the_trainers(tool, tmp_path):
     tool("benchmark").main(["ssf-round", "--rounds", "6", "--block", "2", "--output", str(tmp_path)])
-    names = [row[""] for row in rows(tmp_path / "table.csv")]
+    names = [row[""] for row in rows(tmp_path / "ssf-round.csv")]
     assert names == ["bare tensor operations", "lfl", "ratio"]

@@ -2,6 +2,7 @@
 
     python tools/scale.py
     python tools/scale.py --clients 200 2000 20000 --rounds 100 --repeats 5
+    python tools/scale.py --million
 
 1. SCAFFOLD, whose clients each keep a control variate as long as the model, with ``client_state=memmap``: the same
    number of clients per round and of examples per client among 200, 2,000 and 20,000 clients. For contrast the last
@@ -10,6 +11,10 @@
 
 Each run has a process of its own and is repeated, in turns; the memory is the median and the time the minimum over
 repeats of the median round. Exit code 1, with the numbers, where a claim fails. Linux only (/proc).
+
+``--million``, instead of these: FedAvg over 1,000,000 clients of two examples (IID) or ten (Dirichlet), SCAFFOLD with
+files over 100,000, each beside the same with 1,000. Once each; the time of a round is that from end to end, evaluation
+every 10 rounds and checkpoints among them.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +40,7 @@ from typing_extensions import override
 
 from lfl.aggregation import MeanAggregator
 from lfl.callbacks import FederatedCallback, Scaffold
-from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
+from lfl.data import DatasetSource, DirichletPartitioner, FederatedDataModule, IIDPartitioner
 from lfl.models import MLP, Classifier
 from lfl.participation import UniformParticipation
 from lfl.round import Round
@@ -44,24 +51,45 @@ NUM_FEATURES, NUM_CLASSES, EXAMPLES_PER_CLIENT = 64, 10, 20
 
 @dataclass(frozen=True)
 class Job:
-    """One run."""
+    """One run; ``alpha`` is that of a Dirichlet partition, 0 for IID."""
 
     clients: int
     rounds: int
     hidden: int
     client_state: str = "memmap"
     engine: str = "sequential"
+    method: str = "SCAFFOLD"
+    examples: int = EXAMPLES_PER_CLIENT
+    alpha: float = 0.0
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run used: resident bytes after each round, the peak of the process, seconds of each round."""
+    """What a run used.
+
+    Attributes:
+        resident: bytes after each round.
+        peak: of the process, in bytes.
+        seconds: of the training in each round.
+        state_bytes: of rows in use.
+        num_parameters: D.
+        imported: resident bytes when there was no data yet.
+        data_seconds: for data and partition.
+        fit_seconds: from the start of ``fit`` to the first round.
+        round_seconds: from the end of a round to the end of the next.
+        files: bytes of the run's files, by name of the file or folder.
+    """
 
     resident: list[int]
     peak: int
     seconds: list[float]
     state_bytes: int
     num_parameters: int
+    imported: int
+    data_seconds: float
+    fit_seconds: float
+    round_seconds: list[float]
+    files: dict[str, int]
 
 
 class Gaussians(Dataset[tuple[Tensor, Tensor]]):
@@ -91,12 +119,17 @@ class Meter(FederatedCallback):
     def __init__(self) -> None:
         self.resident: list[int] = []
         self.seconds: list[float] = []
+        self.marks: list[float] = []
         self.state_bytes = 0
 
     @override
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.marks.append(time.perf_counter())
+
+    @override
     def on_round_end(self, round: Round) -> None:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        self.marks.append(time.perf_counter())
+        self.resident.append(_resident())
         self.seconds.append(float(round.metrics["time/train_s"]))
         self.state_bytes = round.trainer.store.nbytes
 
@@ -104,8 +137,12 @@ class Meter(FederatedCallback):
 def run(job: Job) -> Measurement:
     """Train in this process."""
     torch.set_num_threads(1)
-    source = DatasetSource(Gaussians(job.clients * EXAMPLES_PER_CLIENT), Gaussians(100), NUM_CLASSES, in_memory=False)
-    data = FederatedDataModule(source, IIDPartitioner(), num_clients=job.clients, batch_size=10)
+    imported, started = _resident(), time.perf_counter()
+    source = DatasetSource(Gaussians(job.clients * job.examples), Gaussians(100), NUM_CLASSES, in_memory=False)
+    partitioner = DirichletPartitioner(job.alpha) if job.alpha else IIDPartitioner()
+    data = FederatedDataModule(source, partitioner, num_clients=job.clients, batch_size=10)
+    data.setup("fit")
+    partitioned = time.perf_counter()
     model = Classifier(MLP(NUM_FEATURES, [job.hidden], NUM_CLASSES), lr=0.05)
     meter = Meter()
     with tempfile.TemporaryDirectory(prefix="lfl_scale_") as folder:
@@ -117,12 +154,23 @@ def run(job: Job) -> Measurement:
             aggregator=MeanAggregator("uniform"),
             client_state=job.client_state,  # type: ignore[arg-type]  # likewise
             check_val_every_n_rounds=10,
-            callbacks=[Scaffold(), meter],
+            callbacks=[Scaffold(), meter] if job.method == "SCAFFOLD" else [meter],
             default_root_dir=folder,
             enable_progress_bar=False,
         )
         trainer.fit(model, data)
-    return Measurement(meter.resident, _peak(), meter.seconds, meter.state_bytes, trainer.layout.dim)
+        files = {entry.name: _bytes_in(entry) for entry in Path(trainer.log_dir).iterdir()}
+    rounds = [end - start for start, end in pairwise(meter.marks)]
+    usage = meter.resident, _peak(), meter.seconds, meter.state_bytes, trainer.layout.dim
+    return Measurement(*usage, imported, partitioned - started, meter.marks[0] - partitioned, rounds, files)
+
+
+def _bytes_in(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _peak() -> int:
@@ -204,6 +252,41 @@ def grow_with_rounds(options: argparse.Namespace) -> tuple[Table, list[str]]:
     return table, failures
 
 
+def million(options: argparse.Namespace) -> Table:
+    """The big runs."""
+    fedavg = Job(0, options.rounds, hidden=133, client_state="host", engine="vectorized", method="FedAvg", examples=2)
+    scaffold = replace(fedavg, method="SCAFFOLD", client_state="memmap")
+    jobs = [replace(fedavg, clients=n) for n in (1_000, options.most)]
+    jobs.append(replace(fedavg, clients=options.most, examples=10, alpha=10.0))
+    jobs += [replace(scaffold, clients=n) for n in (1_000, options.most // 10)]
+    columns = [column_of(job, run_apart(job), options.warmup) for job in jobs]
+    names = [f"{job.method}{f', Dirichlet({job.alpha:g})' if job.alpha else ''}" for job in jobs]
+    table = Table(f"10 clients a round, {options.rounds} rounds, vectorized, D = 9,985", ["", *names])
+    for name in columns[0]:
+        table.add(name, *(column[name] for column in columns))
+    return table
+
+
+def column_of(job: Job, found: Measurement, warmup: int) -> dict[str, str]:
+    """A big run, summed up."""
+    rounds = [1e3 * seconds for seconds in found.round_seconds[warmup:]]
+    numbers = {
+        "s to make data and partition": f"{found.data_seconds:.2f}",
+        "s from fit to the first round": f"{found.fit_seconds:.2f}",
+        "ms a round, median": f"{statistics.median(rounds):.1f}",
+        "ms a round, mean": f"{statistics.mean(rounds):.1f}",
+    }
+    memory = {"after imports": found.imported, "after the last round": found.resident[-1], "at the peak": found.peak}
+    files = {"partition.pt": "partition.pt", "the last checkpoint": "checkpoints", "clients' rows": "clients"}
+    return {
+        "clients": f"{job.clients:,}",
+        "examples": f"{job.clients * job.examples:,}",
+        **numbers,
+        **{f"MB resident {when}": f"{value / 1e6:.0f}" for when, value in memory.items()},
+        **{f"MB on disk, {what}": f"{found.files.get(name, 0) / 1e6:.2f}" for what, name in files.items()},
+    }
+
+
 def grows(what: str, values: list[float], tolerance: float) -> list[str]:
     """A line where one of the values is more than ``1 + tolerance`` times the first."""
     growth = max(values) / values[0] - 1
@@ -224,10 +307,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--memory_tolerance", type=float, default=0.05)
     parser.add_argument("--time_tolerance", type=float, default=0.15)
     parser.add_argument("--output", type=Path, default=Path("runs/scale"), help="folder of the tables' files")
+    parser.add_argument("--million", action="store_true", help="the big runs instead")
+    parser.add_argument("--most", type=int, default=1_000_000, help="clients of the largest")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options: Any = parser.parse_args(arguments)
     if options.job:
         print(json.dumps(asdict(run(Job(**options.job)))))
+        return
+    if options.million:
+        table = million(options)
+        table.show()
+        table.write(options.output, "million")
         return
     failures = []
     for name, part in (("clients", scale_with_clients), ("rounds", grow_with_rounds)):

@@ -178,9 +178,11 @@ class FederatedDataModule(FederatedData):
 
     def _hold_out(self, count: int) -> tuple[Tensor, Tensor]:
         """Positions held out for validation and positions kept, both ascending."""
+        if not self.val_fraction:
+            return torch.empty(0, dtype=torch.int64), torch.arange(count)
         order = torch.randperm(count, generator=generator(self.seed, "validation"))
         number = round(self.val_fraction * count)
-        if self.val_fraction > 0 and not 0 < number < count:
+        if not 0 < number < count:
             raise ValueError(f"`val_fraction={self.val_fraction}` of {count} training examples is {number} examples.")
         return order[:number].sort().values, order[number:].sort().values
 

@@ -49,9 +49,9 @@ class IndexSets:
         """Examples of each client, [N] int64."""
         return self.offsets.diff()
 
-    @cached_property
+    @property
     def owners(self) -> Tensor:
-        """The client of each entry of ``indices``, [total] int64."""
+        """The client of each entry of ``indices``, [total] int64; made anew at each call, not kept."""
         return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
 
     def client(self, i: int) -> Tensor:
@@ -123,7 +123,8 @@ class Partition:
         """Twelve hexadecimal digits that differ where two partitions differ; for the log."""
         digest = hashlib.blake2b(digest_size=6)
         for tensor in self._tensors().values():
-            digest.update(len(tensor).to_bytes(8, "little") + tensor.numpy().tobytes())
+            digest.update(len(tensor).to_bytes(8, "little"))
+            digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:

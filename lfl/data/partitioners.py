@@ -19,6 +19,8 @@ from typing_extensions import override
 from lfl.data.partition import IndexSets
 from lfl.randomness import derive_seed, generator
 
+_HOPELESS = 100  # clients that a draw leaves with too few examples: the draws after it are spared
+
 
 class Partitioner(ABC):
     """Base of the partitioners; a subclass implements ``assign`` and nothing else.
@@ -78,7 +80,8 @@ class DirichletPartitioner(Partitioner):
     Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; with
     ``balanced`` as in the code of Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022. Both the mix and
     the number of examples differ among clients. (Hsu et al. 2019 draw a mix for each client instead, at equal sizes:
-    another variant.) All proportions are drawn again until every client has ``min_size`` examples.
+    another variant.) All proportions are drawn again until every client has ``min_size`` examples; a draw that leaves
+    more than a hundred clients short ends the search, for the next one would not do better.
 
     Args:
         alpha: concentration, positive: small means few classes a client, large means IID.
@@ -115,15 +118,19 @@ class DirichletPartitioner(Partitioner):
         best = 0
         for attempt in range(self.max_tries):
             owners = self._draw(labels, num_clients, derive_seed(seed, "dirichlet", attempt))
-            smallest = int(torch.bincount(owners, minlength=num_clients).min())
-            if smallest >= self.min_size:
+            sizes = torch.bincount(owners, minlength=num_clients)
+            short = int((sizes < self.min_size).sum())
+            if not short:
                 return owners
-            best = max(best, smallest)
+            best = max(best, int(sizes.min()))
+            # Clients' sizes are all but independent: none short where 100 are expected has a chance of e^-100.
+            if short > _HOPELESS:
+                break
         raise ValueError(
             f"DirichletPartitioner with `alpha={self.alpha}` and `num_clients={num_clients}` left a client with fewer "
-            f"than `min_size={self.min_size}` of {len(labels)} examples in each of `max_tries={self.max_tries}` draws "
-            f"(the best draw's smallest client has {best}). Raise `alpha`, lower `num_clients` or `min_size`, or set "
-            "`balanced=True`."
+            f"than `min_size={self.min_size}` of {len(labels)} examples in each of {attempt + 1} draws of at most "
+            f"`max_tries={self.max_tries}` (the last left {short} clients short, the best draw's smallest client has "
+            f"{best}). Raise `alpha`, lower `num_clients` or `min_size`, or set `balanced=True`."
         )
 
     def _draw(self, labels: Tensor, num_clients: int, seed: int) -> Tensor:
@@ -134,8 +141,8 @@ class DirichletPartitioner(Partitioner):
             log_shares = self._log_gamma(rng, num_clients)
             if self.balanced:
                 log_shares[sizes * num_clients >= len(labels)] = -math.inf
-            owners[members] = _deal(log_shares.softmax(0), len(members), rng.random())
-            sizes += torch.bincount(owners[members], minlength=num_clients)
+            owners[members] = dealt = _deal(log_shares.softmax(0), len(members), rng.random())
+            sizes += torch.bincount(dealt, minlength=num_clients)
         return owners
 
     def _log_gamma(self, rng: np.random.Generator, count: int) -> Tensor:
@@ -313,7 +320,8 @@ def match_label_mix(train: IndexSets, targets: Tensor, test_targets: Tensor, see
     labels = torch.cat([_labels_or_zeros(targets)[train.indices], _labels_or_zeros(test_targets)])
     compact = _compact(labels)[1]
     # Each class's training examples in a row, those of a client side by side, clients in random order.
-    place = torch.randperm(len(train), generator=draws)[train.owners]
+    train_owners = train.owners
+    place = torch.randperm(len(train), generator=draws)[train_owners]
     row = (compact[:num_train] * len(train) + place).argsort()
     num_classes = int(compact.max()) + 1
     counts = torch.bincount(compact[:num_train], minlength=num_classes)
@@ -325,7 +333,7 @@ def match_label_mix(train: IndexSets, targets: Tensor, test_targets: Tensor, see
     entry = (counts.cumsum(0) - counts)[tests.classes] + torch.minimum(step, (count - 1).clamp(min=0))
     anyone = torch.randint(len(train), (len(test_targets),), generator=draws)
     owners = torch.empty(len(test_targets), dtype=torch.int64)
-    owners[tests.order] = torch.where(count > 0, train.owners[row[entry.clamp(max=num_train - 1)]], anyone)
+    owners[tests.order] = torch.where(count > 0, train_owners[row[entry.clamp(max=num_train - 1)]], anyone)
     return IndexSets.from_owners(owners, len(train))
 
 
@@ -346,8 +354,8 @@ class _ByClass(NamedTuple):
         starts = counts.cumsum(0) - counts
         shuffle = torch.randperm(len(labels), generator=draws)
         order = shuffle[classes[shuffle].argsort(stable=True)]
-        ranks = torch.arange(len(labels)) - starts[classes[order]]
-        return cls(order, classes[order], ranks, counts, starts)
+        classes = classes[order]
+        return cls(order, classes, torch.arange(len(labels)) - starts[classes], counts, starts)
 
 
 def _deal(shares: Tensor, count: int, start: float) -> Tensor:

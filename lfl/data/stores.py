@@ -71,8 +71,9 @@ class TensorStore(Store):
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
-        device = self.inputs.device
-        flat = _moved(indices.reshape(-1), device)
+        device, flat = self.inputs.device, indices.reshape(-1)
+        if flat.device != device:
+            flat = _moved(flat, device)
         flat_keys = None if keys is None else _moved(keys.reshape(-1), device)
         x = self._transformed(self.inputs.index_select(0, flat), flat_keys)
         y = self.targets.index_select(0, flat)

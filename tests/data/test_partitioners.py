@@ -201,10 +201,15 @@ def test_dirichlet_min_size_is_kept_or_explained():
     assert int(DirichletPartitioner(0.5, min_size=10).split(labels, None, 20, 0).sizes.min()) >= 10
     message = (
         "DirichletPartitioner with `alpha=0.01` and `num_clients=100` left a client with fewer than `min_size=1` of "
-        "4000 examples in each of `max_tries=3` draws (the best draw's smallest client has 0). Raise `alpha`"
+        "4000 examples in each of 3 draws of at most `max_tries=3` (the last left 55 clients short, the best draw's "
+        "smallest client has 0). Raise `alpha`"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         DirichletPartitioner(0.01, max_tries=3).split(labels, None, 100, 0)
+    with pytest.raises(
+        ValueError, match=r"in each of 1 draws of at most `max_tries=100` \(the last left \d{3} clients"
+    ):
+        DirichletPartitioner(0.01).split(labels, None, 1000, 0)
     with pytest.raises(ValueError, match="`min_size=50` of DirichletPartitioner for `num_clients=100` needs 5000"):
         DirichletPartitioner(0.5, min_size=50).split(labels, None, 100, 0)
 
