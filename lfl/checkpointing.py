@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 
 from lfl.checkpoint import CheckpointError, save_atomically
 from lfl.display import direction_of
+from lfl.distributed import at_home
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer
@@ -147,7 +148,7 @@ def restore_trainer(trainer: FederatedTrainer, state: dict[str, Any], path: Path
         trainer.checkpoint.best = state["best"]
         trainer.checkpoint.saved_round = state["round"]
     for shard in state["store"]:
-        trainer.store.restore(shard, run_folder / "clients")
+        trainer.store.restore(shard, run_folder / "clients", mine=lambda ids: at_home(ids, trainer.fabric))
     for logger, saved in zip(trainer.loggers, state["loggers"], strict=False):
         if saved and hasattr(logger, "load_state_dict"):
             logger.load_state_dict(saved)

@@ -20,6 +20,7 @@ import lfl.data
 import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
 from lfl.cli_errors import describe_error, is_about_settings, one_line
+from lfl.distributed import process_name
 from lfl.trainer import FederatedTrainer
 
 # Lightning calls older names of jsonargparse: nothing that a user could mend.
@@ -151,7 +152,8 @@ def run(args: list[str]) -> None:
     except Exception as error:
         if os.environ.get("LFL_TRACEBACK") or not is_about_settings(error):
             raise
-        print(f"lfl: error: {describe_error(error)}", file=sys.stderr)
+        where = f" in {name}" if (name := process_name()) else ""
+        print(f"lfl: error{where}: {describe_error(error)}", file=sys.stderr)
         sys.exit(1 if isinstance(error, RuntimeError) else 2)
     if cli.trainer.interrupted:
         sys.exit(128 + cli.trainer.interrupted)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lfl.distributed import sum_over_processes
+from lfl.distributed import ProcessSums
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -36,6 +36,7 @@ class Evaluator:
 
     def __init__(self, model: ClientModel, fabric: Fabric) -> None:
         self._model, self._fabric = model, fabric
+        self._joined: dict[tuple[Stage, int | None], ProcessSums] = {}  # by stage and loader: each logs what it logs
 
     def can(self, stage: Stage) -> bool:
         """Whether the module has the step for ``stage``."""
@@ -92,7 +93,8 @@ class Evaluator:
         self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
     ) -> dict[str, float]:
         mine = itertools.islice(loader, self._fabric.global_rank, None, self._fabric.world_size)
-        return _means(sum_over_processes(self._fabric, self._sums(stage, mine, index, outputs)))
+        joined = self._joined.setdefault((stage, index), ProcessSums(self._fabric))
+        return _means(joined.join(self._sums(stage, mine, index, outputs)))
 
     def _sums(self, stage: Stage, batches: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, Tensor]:
         """What the steps log, summed over examples, and how many there were [2] (float64), by name."""

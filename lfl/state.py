@@ -3,7 +3,7 @@
 N clients never cost N rows: a row comes into being when it is first written.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -69,6 +69,7 @@ class ClientStore:
         self.directory = directory
         self.shard = shard
         self._slots: dict[str, _Slot] = {}
+        self._reserved: set[str] = set()
         self._tags: set[str] = set()
 
     def declare(self, name: str, width: int, dtype: torch.dtype, fill: float = 0.0) -> None:
@@ -95,6 +96,15 @@ class ClientStore:
             raise ValueError(
                 f"Client slot {name!r} is declared as {layout}, but it exists as {known.layout}: use another name."
             )
+
+    def reserve(self, name: str) -> None:
+        """Says that a slot will be declared during the rounds, when its width is known."""
+        self._reserved.add(name)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether clients keep anything, now or later: then each must always be trained by the same process."""
+        return bool(self._slots or self._reserved)
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
         """The rows of clients ``ids`` [C] (int64, on the CPU; repeats allowed), a new tensor [C, width] on the device.
@@ -189,7 +199,9 @@ class ClientStore:
             if tag in file.tags:  # a slot may be younger than the snapshot
                 file.release(tag)
 
-    def restore(self, state: dict[str, Any], directory: Path | None = None) -> None:
+    def restore(
+        self, state: dict[str, Any], directory: Path | None = None, mine: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         """Adds the rows of a snapshot, of a store of any kind, to this one.
 
         Slots that this store lacks are declared. Call it once for each shard of a checkpoint to unite them. Row files
@@ -198,6 +210,7 @@ class ClientStore:
         Args:
             state: what ``snapshot`` returned.
             directory: the folder that the row files of a memmap snapshot lie in, which need not be this store's own.
+            mine: which of some ids [C] to take [C] (bool); all where None.
 
         Raises:
             ValueError: the snapshot has other clients or slots than this store, or rows that this store has too.
@@ -209,14 +222,19 @@ class ClientStore:
             )
         for name, saved in state["slots"].items():
             self.declare(name, saved["width"], getattr(torch, saved["dtype"]), saved["fill"])
-            common = (self._slots[name].index.rows_of(saved["ids"]) >= 0).sum().item()
+            ids = saved["ids"] if mine is None else saved["ids"][mine(saved["ids"])]
+            common = (self._slots[name].index.rows_of(ids) >= 0).sum().item()
             if common:
                 raise ValueError(f"Slot {name!r} has rows of {common} clients already: restore into a new store.")
         for name, saved in state["slots"].items():
             start = 0
             for rows in _saved_rows(saved, self._slots[name].layout, directory):
-                self.scatter(name, saved["ids"][start : start + len(rows)], rows)
+                ids = saved["ids"][start : start + len(rows)]
                 start += len(rows)
+                if mine is not None:
+                    taken = mine(ids)
+                    ids, rows = ids[taken], rows[taken]
+                self.scatter(name, ids, rows)
 
     def close(self) -> None:
         """Closes the row files; they stay on the disk."""

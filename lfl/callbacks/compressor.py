@@ -55,6 +55,8 @@ class Compressor(FederatedCallback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._store, self._layout = trainer.store, trainer.layout
+            if self.error_feedback:
+                self._store.reserve(self.slot)
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
