@@ -122,6 +122,10 @@ class ClientStep:
 LossTerm = Callable[[ClientStep, Tensor], Tensor]
 
 
+class _AllFound(Exception):
+    """Ends a pass that was made for features alone."""
+
+
 class _TrainingStep(nn.Module):
     """A module whose forward is the training step, for ``functional_call``."""
 
@@ -166,6 +170,8 @@ class ClientModel:
         self._metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._loss_terms = loss_terms
         self._features: dict[str, Tensor] = {}
+        self._wanted: set[str] = set()  # a pass may end as soon as these features are there
+        self._parts = list(module.modules())
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self.parameters = [parameters[name] for name in self.layout.names]
         self._buffers = {name: buffers[name] for name in self.buffer_layout.names}
@@ -252,8 +258,13 @@ class ClientModel:
 
     def converted(self, batch: Batch) -> Batch:
         """A batch in the precision's input type; nothing is walked through where it is that already."""
-        if type(batch) is tuple and all(_is_of_type(part, self.layout.dtype) for part in batch):
-            return batch
+        if type(batch) is tuple:
+            dtype = self.layout.dtype
+            for part in batch:
+                if not (isinstance(part, Tensor) and (part.dtype == dtype or not part.is_floating_point())):
+                    break
+            else:
+                return batch
         return self.convert(batch)
 
     # -- the training step ----------------------------------------------------------------------------------------
@@ -310,9 +321,10 @@ class ClientModel:
                 f"The training step logs the Metric object {self.logged_metrics[0]!r}, which would also count the pass "
                 "of the frozen global model: log a number instead."
             )
-        modes = [part for part in self.module.modules() if part.training]
+        modes = [part for part in self._parts if part.training]
         for part in modes:
             part.training = False
+        self._features, self._wanted = {}, set(self.global_feature_names)
         try:
             with ClientRandom(key) if self.random_operations else nullcontext():
                 if anchor is None:
@@ -320,7 +332,10 @@ class ClientModel:
                 else:
                     views = {f"module.{name}": view for name, view in self.layout.views(anchor).items()}
                     functional_call(self._wrapper, views, (batch, 0), tie_weights=self._is_tied)
+        except _AllFound:
+            pass
         finally:
+            self._wanted = set()
             for part in modes:
                 part.training = True
         return {name: self._features[name] for name in self.global_feature_names}
@@ -420,6 +435,8 @@ class ClientModel:
 
         def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             self._features[name] = output
+            if self._wanted and self._wanted <= self._features.keys():
+                raise _AllFound  # nobody reads what the rest of the step would compute
 
         layer.register_forward_hook(keep)
 
@@ -428,10 +445,6 @@ def _scalar(value: Tensor, rule: str) -> Tensor:
     if value.numel() != 1:
         raise TypeError(f"{rule}, got a tensor of shape {tuple(value.shape)}.")
     return value.reshape(())
-
-
-def _is_of_type(value: Any, dtype: torch.dtype) -> bool:
-    return isinstance(value, Tensor) and (value.dtype == dtype or not value.is_floating_point())
 
 
 def _is_single(batch: Batch) -> bool:

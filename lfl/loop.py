@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.comm import Message, Payload
-from lfl.distributed import max_over_processes, sum_over_processes
+from lfl.distributed import ProcessSums, at_home, deal
 from lfl.round import Cohort, Round
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class FederatedLoop:
     def __init__(self, trainer: FederatedTrainer) -> None:
         self.trainer = trainer
         self._hooks = {name: [c for c in trainer.stack if overrides(c, name)] for name in _HOOKS}
+        self._sums = ProcessSums(trainer.fabric)
+        self._state_at_home = trainer.store.is_used
 
     def run_round(self, number: int) -> Round:
         """Select, download, train, encode, aggregate, decode, step the server, evaluate, log."""
@@ -39,7 +41,9 @@ class FederatedLoop:
         self._download(round)
         for cohort in self.trainer.engine.cohorts(round, self.trainer.server_buffers):
             self._load_buffers(cohort)
-            self.trainer.engine.train(cohort, self.trainer.learning_rates)
+            if not self.trainer.engine.train(cohort, self.trainer.learning_rates):
+                self._tell_retreat(len(cohort))
+                continue
             self._refuse_nonfinite(cohort)
             self._upload(cohort)
             self.trainer.display.clients_done(len(cohort.num_steps))
@@ -56,10 +60,7 @@ class FederatedLoop:
         clients = trainer.participation.select(number, trainer.num_clients, trainer.seed)
         invited = trainer.participation.invited(clients, number, trainer.num_clients, trainer.seed)
         clients, invited = (ids[trainer.data.client_sizes[ids] > 0].sort().values for ids in (clients, invited))
-        mine = clients
-        if trainer.fabric.world_size > 1:
-            mine = clients[clients % trainer.fabric.world_size == trainer.fabric.global_rank]
-        round = Round(trainer, number, clients, trainer.server.vector.clone(), mine, invited)
+        round = Round(trainer, number, clients, trainer.server.vector.clone(), self._local(clients), invited)
         trainer.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)
@@ -67,6 +68,21 @@ class FederatedLoop:
             round.basis = callback.coordinates(round)
         trainer.aggregator.start()
         return round
+
+    def _local(self, clients: Tensor) -> Tensor:
+        """Those of a round's clients that this process trains: where their state is, or dealt by expected work."""
+        trainer, fabric = self.trainer, self.trainer.fabric
+        if fabric.world_size == 1:
+            return clients
+        if self._state_at_home:
+            return clients[at_home(clients, fabric)]
+        if trainer.store.is_used:  # by now the rows of a client lie wherever it was trained
+            raise RuntimeError(
+                f"Client slots {', '.join(trainer.store.slots)} were declared in a round, after clients without state "
+                "had been dealt to processes: declare them in `setup`, or `trainer.store.reserve(name)` there."
+            )
+        work = trainer.work.num_steps(trainer.data.client_sizes[clients], trainer.data.batch_size)
+        return clients[deal(work, fabric.world_size) == fabric.global_rank]
 
     def _download(self, round: Round) -> None:
         trainer = self.trainer
@@ -82,6 +98,11 @@ class FederatedLoop:
     def _load_buffers(self, cohort: Cohort) -> None:
         if self.trainer.buffers == "client":
             cohort.buffers = self.trainer.client_buffers(cohort.ids)
+
+    def _tell_retreat(self, size: int) -> None:
+        self.trainer.display.message(
+            f"Out of memory with {size} clients trained together: going on with {self.trainer.engine.cohort_size}."
+        )
 
     def _refuse_nonfinite(self, cohort: Cohort) -> None:
         """Drop clients whose update is not finite, or stop: nothing of theirs reaches the server or the store."""
@@ -127,6 +148,7 @@ class FederatedLoop:
             round.accumulate(f"received/{name}", extra.sum(dim=0, dtype=torch.float64))
         for name, values in cohort.metrics.items():
             round.accumulate(f"metrics/{name}", values.sum())
+            round.accumulate(f"metrics/{name}/count", values.new_tensor(cohort.counts[name].sum()))
         round.num_reported += len(cohort)
         round.reported.append(cohort.ids)
         if trainer.system is not None:
@@ -153,15 +175,18 @@ class FederatedLoop:
     def _aggregate(self, round: Round) -> None:
         """Join what the processes found, and decode the aggregate."""
         trainer = self.trainer
-        counts = {"clients": round.num_reported, "refused": round.num_refused, **trainer.ledger.up_bits}
-        round.sums.update({f"count/{name}": round.server.new_tensor(n).double() for name, n in counts.items()})
+        counts = {"clients": round.num_reported, "refused": round.num_refused, "stopping": int(trainer.should_stop)}
+        counts.update({f"up/{name}": bits for name, bits in trainer.ledger.up_bits.items()})
+        for name, count in counts.items():
+            round.sums[f"count/{name}"] = torch.tensor(float(count), dtype=torch.float64, device=round.server.device)
         round.sums.update({f"aggregate/{name}": value for name, value in trainer.aggregator.sums.items()})
-        round.sums = sum_over_processes(trainer.fabric, round.sums)
+        self._add_counters(round)
+        round.sums = self._sums.join(round.sums)
         trainer.aggregator.sums = round.take("aggregate/")
         round.received = round.take("received/")
-        totals = {name: int(value) for name, value in round.take("count/").items()}
-        round.num_reported, round.num_refused = totals.pop("clients"), totals.pop("refused")
-        trainer.ledger.close_round(totals)
+        round.num_reported, round.num_refused = (int(round.sums[f"count/{name}"]) for name in ("clients", "refused"))
+        round.is_last = bool(round.sums["count/stopping"])
+        trainer.ledger.close_round({name: int(bits) for name, bits in round.take("count/up/").items()})
         self._average_buffers(round)
         if not round.num_reported:
             return
@@ -179,8 +204,19 @@ class FederatedLoop:
         if "buffers" in round.sums:
             moved = round.sums["buffers"] / round.sums["buffers/weight"]
             trainer.server_buffers = (trainer.server_buffers.double() + moved).to(trainer.server_buffers.dtype)
-        counters = max_over_processes(trainer.fabric, round.counters or trainer.server_counters)
-        trainer.server_counters = [c.clone() for c in counters]
+        if "counters" in round.sums:
+            rows = round.sums["counters"]
+            largest = rows[rows[:, 0] > 0, 1:].amax(dim=0).split([c.numel() for c in trainer.server_counters])
+            parts = zip(largest, trainer.server_counters, strict=True)
+            trainer.server_counters = [found.reshape(c.shape).to(c.dtype) for found, c in parts]
+
+    def _add_counters(self, round: Round) -> None:
+        """A sum in which every process has a row of its own, so that what is joined has the largest of all."""
+        if round.counters:
+            found = torch.cat([counter.double().reshape(-1) for counter in round.counters])
+            rows = found.new_zeros(self.trainer.world_size, 1 + len(found))
+            rows[self.trainer.global_rank] = torch.cat([found.new_ones(1), found])  # 1: this process has some
+            round.sums["counters"] = rows
 
     def _step(self, round: Round) -> None:
         """Move the server, and record what a client would need to follow."""

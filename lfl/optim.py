@@ -206,7 +206,8 @@ class LocalOptimizer:
             for group in self.optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if any(p is parameter for parameter, _ in self._spans)]
         self._is_whole = [span for _, span in self._spans] == [slice(0, values.shape[1])]
-        self._plain_rate = self._find_plain_rate()
+        # The learning rate, if a step is nothing but `values -= rate * gradients`.
+        self.plain_rate = self._find_plain_rate()
 
     def _find_plain_rate(self) -> float | None:
         """The learning rate, if a step is nothing but ``values -= rate * gradients``."""
@@ -275,14 +276,14 @@ class LocalOptimizer:
 
     def restart(self, values: Tensor) -> bool:
         """Go on as a fresh optimizer of other rows; False where that needs a new object, because it has a state."""
-        if self._plain_rate is None or values.shape[1] != self._values.shape[1]:
+        if self.plain_rate is None or values.shape[1] != self._values.shape[1]:
             return False
         self._values, self._rates_taken = values, []
         return True
 
     def narrow(self, active: int) -> None:
         """Go on with the first ``active`` clients; the others' values and state stay as they are."""
-        if self._plain_rate is not None:
+        if self.plain_rate is not None:
             return
         for parameter, span in self._spans:
             if not self._stacked or len(parameter) == active:
@@ -293,17 +294,23 @@ class LocalOptimizer:
                     state[key] = value[:active]
             parameter.data = self._values[:active, span]
 
+    def take_plain_step(self) -> float:
+        """Count a step that somebody else makes, and say its rate."""
+        assert self.plain_rate is not None
+        self._rates_taken.append(self.plain_rate)
+        return self.plain_rate
+
     def step(self, gradients: Tensor) -> None:
         """One step on ``gradients`` [A, D], A the clients still active."""
-        if self._plain_rate is not None:
+        if self.plain_rate is not None:
             # What torch's SGD does, to the bit, without its bookkeeping; it matters where a step takes microseconds.
-            self._rates_taken.append(self._plain_rate)
+            self.take_plain_step()
             values = self._values[: gradients.shape[0]]
             if self._is_whole:
-                values.add_(gradients, alpha=-self._plain_rate)
+                values.add_(gradients, alpha=-self.plain_rate)
             else:
                 for _, span in self._spans:
-                    values[:, span].add_(gradients[:, span], alpha=-self._plain_rate)
+                    values[:, span].add_(gradients[:, span], alpha=-self.plain_rate)
             return
         for parameter, span in self._spans:
             gradient = gradients[:, span]

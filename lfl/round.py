@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ class Round:
         reported: ids of each cohort whose updates this process accepted.
         num_reported: clients whose update was accepted.
         num_refused: clients whose update was not finite.
+        is_last: whether any process had been asked to stop when the sums were joined.
         metrics: what this round logs.
     """
 
@@ -53,6 +55,7 @@ class Round:
     reported: list[Tensor] = field(default_factory=list)
     num_reported: int = 0
     num_refused: int = 0
+    is_last: bool = False
     metrics: dict[str, float | Tensor] = field(default_factory=dict)
 
     def log(self, name: str, value: float | Tensor) -> None:
@@ -107,6 +110,7 @@ class Cohort:
         phases: the parts of the local work, one after another.
         optimizer: the local optimizer of the current phase.
         metrics: logged values summed over examples [C], float64.
+        counts: over how many examples [C], float64 (on the CPU).
         uploads: extra payloads [C, n].
         full_gradient: from parameters [A, D] to gradients of the mean loss over the whole training sets of the first A.
     """
@@ -122,6 +126,7 @@ class Cohort:
     active: int = 0
     step: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
     uploads: dict[str, Tensor] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
@@ -171,5 +176,6 @@ class Cohort:
         self.rows = {name: rows[on_device] for name, rows in self.rows.items()}
         self.loss_rows = {name: rows[on_device] for name, rows in self.loss_rows.items()}
         self.metrics = {name: rows[on_device] for name, rows in self.metrics.items()}
+        self.counts = {name: rows[mask.numpy()] for name, rows in self.counts.items()}
         self.counters = [rows[on_device] for rows in self.counters]
         self.active = len(self.ids)

@@ -35,12 +35,14 @@ from lfl.evaluation import Evaluator, Stage
 from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
+from lfl.memory import keep_freed_memory
 from lfl.optim import LearningRates
 from lfl.participation import Participation, UniformParticipation
 from lfl.settings import check_resumable, describe
 from lfl.signals import GracefulSignals
 from lfl.state import ClientStore
 from lfl.system import System
+from lfl.watch import ProcessWatch
 
 _UNCALLED_HOOKS = (
     "on_train_batch_start",
@@ -82,9 +84,11 @@ class FederatedTrainer(LightningFacade):
         local_phases: instead of both, phases that each train some of the parameters and freeze the others.
         local_sampling: batches from shuffled epochs, or independent draws with replacement.
         engine: sequential (one client at a time), vectorized (cohorts in one batched computation), or auto.
-        cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters.
-        trace_steps: record the local step once per shape of batch and replay it without Python; for the vectorized
-            engine and a training step that depends on nothing but its batch and parameters. Same bits, faster.
+        cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters, or as
+            a GPU's memory can hold, at most 128.
+        trace_steps: record the local step once per shape of batch and replay it without Python; for a training step
+            that depends on nothing but its batch and parameters. Same bits, but for rounding where plain SGD is made
+            part of the step, and faster.
         aggregator: from the clients' updates to one.
         server_optimizer: any torch optimizer; steps the model along the aggregate. SGD with lr 1 is FedAvg.
         system: simulates how long uploads (sim/uplink_time) or rounds (sim/time) take; none for no simulation.
@@ -164,6 +168,7 @@ class FederatedTrainer(LightningFacade):
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
+        self._watch = ProcessWatch(self.fabric, self._how_to_go_on)
         self.precision, self.max_rounds, self.participation = precision, max_rounds, own(participation)
         self.engine_name, self.cohort_size, self.trace_steps = engine, cohort_size, trace_steps
         phases = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in local_phases or ()]
@@ -215,6 +220,11 @@ class FederatedTrainer(LightningFacade):
             datamodule: a FederatedDataModule.
             ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
         """
+        with self._watch.guarding():
+            self._fit(model, datamodule, ckpt_path)
+
+    def _fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None) -> None:
+        keep_freed_memory()
         self.should_stop, self.interrupted = False, 0
         self.current_round, self.total_refused, self.simulated_seconds = 0, 0, {}  # every fit is a run of its own
         self.summary = RunSummary()
@@ -254,7 +264,8 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
         """
-        return self._evaluate_once(model, datamodule, ckpt_path, "validate")[0]
+        with self._watch.guarding():
+            return self._evaluate_once(model, datamodule, ckpt_path, "validate")[0]
 
     def test(
         self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
@@ -266,7 +277,8 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
         """
-        return self._evaluate_once(model, datamodule, ckpt_path, "test")[0]
+        with self._watch.guarding():
+            return self._evaluate_once(model, datamodule, ckpt_path, "test")[0]
 
     def predict(
         self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
@@ -278,9 +290,10 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
         """
-        _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
-        path = Path(self.log_dir) / f"predictions{self._rank_suffix}.pt"
-        torch.save(outputs, path)
+        with self._watch.guarding():
+            _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
+            path = Path(self.log_dir) / f"predictions{self._rank_suffix}.pt"
+            torch.save(outputs, path)
         self.display.message(f"Predictions: {path}")
         return outputs
 
@@ -450,17 +463,11 @@ class FederatedTrainer(LightningFacade):
         if resumed_engine is not None and name == "auto":
             name, cohort_size = resumed_engine["name"], cohort_size or resumed_engine["cohort_size"]
         per_round = len(self.participation.select(1, self.num_clients, self.seed))
-        self.engine = build_engine(
-            name,
-            self.client_model,
-            self.data,
-            self.work,
-            self.stack,
-            self.seed,
-            cohort_size,
-            per_round,
-            self.trace_steps,
-        )
+        arguments = self.client_model, self.data, self.work, self.stack, self.seed
+        self.engine = build_engine(name, *arguments, cohort_size, per_round, self.trace_steps)
+        chosen = self.fabric.broadcast((self.engine.name, self.engine.cohort_size))
+        if chosen != (self.engine.name, self.engine.cohort_size):  # each process has made a trial of its own
+            self.engine = build_engine(chosen[0], *arguments, chosen[1], per_round, self.trace_steps)
         self.settings = self._describe_settings()
 
     def _describe_settings(self) -> dict[str, Any]:
@@ -497,7 +504,8 @@ class FederatedTrainer(LightningFacade):
         self.display.start(self.current_round + 1, self.max_rounds)
         self.summary.start()
         try:
-            while self.current_round < self.max_rounds and not self._is_stopping():
+            stopping = any(self.gather_objects(self.should_stop))
+            while self.current_round < self.max_rounds and not stopping:
                 logged = self._logged_in(model.on_train_epoch_start)
                 round = loop.run_round(self.current_round + 1)
                 self.current_round = round.number
@@ -505,6 +513,8 @@ class FederatedTrainer(LightningFacade):
                 metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
                 self.learning_rates.step(round.number, metrics, self.is_evaluation_due(round.number))
                 self._write(round.number, metrics)
+                # Processes are asked to stop at different moments: they agree by the sums of a round.
+                stopping = self.should_stop if self.world_size == 1 else round.is_last
             if self.checkpoint is not None:
                 self.checkpoint.at_end(self)
         finally:
@@ -520,11 +530,6 @@ class FederatedTrainer(LightningFacade):
             recorder.start()
             hook()
             return dict(recorder.values)
-
-    def _is_stopping(self) -> bool:
-        """Whether any process was asked to stop; all agree on the round after which they do."""
-        self.should_stop = any(self.gather_objects(self.should_stop))
-        return self.should_stop
 
     def _write(self, round_number: int, metrics: dict[str, float]) -> None:
         """Log a round, then make the checkpoint: what a checkpoint promises has been written before it."""
@@ -543,6 +548,12 @@ class FederatedTrainer(LightningFacade):
             f"{stack}: {self.num_clients} clients, D = {self.layout.dim:,}, {self.engine.name} engine{cohort}, "
             f"{self.fabric.device}; run folder {self.log_dir}"
         )
+
+    def _how_to_go_on(self) -> str:
+        last = Path(self.log_dir) / "checkpoints" / "last.ckpt"
+        if not self.log_dir or not last.exists():
+            return "There is no checkpoint of this run."
+        return f"The last checkpoint is {last}: go on from it with `--ckpt_path last`."
 
     def _resolve(self, ckpt_path: str | None) -> Path | None:
         if ckpt_path is None:

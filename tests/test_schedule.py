@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfl.engine.schedule import LocalSchedule, count_calls, steps_per_epoch_of
+from lfl.engine.schedule import LocalSchedule, Padding, count_calls, steps_per_epoch_of
 from lfl.randomness import client_keys
 
 
@@ -63,3 +63,34 @@ def test_calls_are_counted_by_batch_size() -> None:
     """Sizes 7, 5, 5 in batches of 3: steps of (3 3 3), (3 2 2), (1): 1 + 2 + 1 calls for 7 client steps."""
     sizes = torch.tensor([7, 5, 5])
     assert count_calls(sizes, steps_per_epoch_of(sizes, 3), 3) == (4, 7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=cohorts, batch_size=st.integers(1, 9), epochs=st.integers(1, 3), rows=st.integers(1, 4))
+def test_padded_batches_hold_the_same_examples(sizes: list[int], batch_size: int, epochs: int, rows: int) -> None:
+    """One batch a step; who is not at work, and what is there twice, has no weight."""
+    sizes = sorted(sizes, reverse=True)
+    steps = (epochs * steps_per_epoch_of(torch.tensor(sizes), batch_size)).tolist()
+    indices = torch.arange(sizes[0]).expand(len(sizes), sizes[0]) + 1000 * torch.arange(len(sizes))[:, None]
+    keys = client_keys(torch.arange(len(sizes)), 0, "shuffle")
+    arguments = indices, torch.tensor(sizes), torch.tensor(steps), batch_size, keys, keys
+    plain = list(LocalSchedule(*arguments))
+    padded = list(LocalSchedule(*arguments, padding=Padding(batch_size, rows, torch.float64)))
+    assert [plan.step for plan in padded] == list(range(steps[0]))
+    for plan in padded:
+        (weights,) = plan.weights
+        count = len(plan.indices)
+        assert plan.rows == slice(0, count)
+        assert count == len(sizes) or (count % rows == 0 and count - rows < plan.active <= count)
+        assert plan.indices.shape == plan.keys.shape == weights.shape == (count, batch_size)
+        working = torch.arange(count) < plan.active
+        torch.testing.assert_close(weights.sum(1), working.double(), rtol=0, atol=1e-15)
+        for part in (p for p in plain if p.step == plan.step):
+            members = torch.arange(len(sizes))[part.rows]
+            size = part.indices.shape[1]
+            assert torch.equal(plan.indices[members, :size], part.indices)
+            assert torch.equal(plan.keys[members, :size], part.keys)
+            assert (plan.sizes[members] == size).all()
+            assert (weights[members, size:] == 0).all()
+            # Padding shows a client nothing but its own examples.
+            assert (plan.indices[members] // 1000 == members[:, None]).all()

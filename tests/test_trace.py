@@ -7,10 +7,13 @@ import pytest
 import torch
 from conftest import cnn, mlp, ragged_data, train
 from methods import METHODS, train_method
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from lfl.data import FederatedDataModule, IIDPartitioner, RandomCrop
 from lfl.engine.trace import TracedStep, TraceError
+from lfl.models import CifarResNet, Classifier
+from lfl.vector import ParameterVector
 
 
 def even_data(**options: Any) -> FederatedDataModule:
@@ -18,24 +21,39 @@ def even_data(**options: Any) -> FederatedDataModule:
     return ragged_data(partitioner=IIDPartitioner(), **options)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold-1", "ssf-layerwise", "fl-ssvrg"])
-def test_the_same_bits(method: str, tmp_path: Path) -> None:
+def both(method: str, folder: Path, **options: Any) -> list[Any]:
+    """The same run without and with recorded steps."""
     assert method in METHODS
-    runs = [
+    return [
         train_method(
             method,
-            tmp_path,
+            folder,
             cnn(dropout=0.3),
             even_data(train_transforms=[RandomCrop(1)]),
-            engine="vectorized",
-            precision="32-true",
             trace_steps=trace,
+            **options,
         )
         for trace in (False, True)
     ]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", ["scaffold-1", "ssf-layerwise", "fl-ssvrg"])
+def test_the_same_bits(method: str, engine: str, tmp_path: Path) -> None:
+    runs = both(method, tmp_path, engine=engine, precision="32-true")
     assert torch.equal(runs[0].server.vector, runs[1].server.vector)
     assert runs[0].summary.last("train/loss") == runs[1].summary.last("train/loss")
     assert runs[0].summary.last("train_acc") == runs[1].summary.last("train_acc")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_plain_sgd_is_part_of_the_recorded_step(engine: str, tmp_path: Path) -> None:
+    """A product of matrices is added to the parameters by the multiplication: rounding, some 1e-16 a step."""
+    runs = both("fedavg", tmp_path, engine=engine)
+    torch.testing.assert_close(runs[1].server.vector, runs[0].server.vector, rtol=0, atol=1e-12)
+    assert not torch.equal(runs[1].server.vector, runs[0].server.vector)
+    assert runs[0].summary.last("train_acc") == runs[1].summary.last("train_acc")
+    assert runs[0].summary.last("train/loss")[0] == pytest.approx(runs[1].summary.last("train/loss")[0], abs=1e-12)
 
 
 def test_a_step_that_reads_more_than_its_arguments_is_refused(tmp_path: Path) -> None:
@@ -92,6 +110,67 @@ def test_results_may_be_written_into_and_what_the_module_holds_may_change() -> N
         assert x.tolist() == [5.0, 6.0]
 
 
-def test_needs_the_vectorized_engine(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`trace_steps=true` needs the vectorized engine"):
-        train([], tmp_path, engine="sequential", trace_steps=True)
+def test_a_module_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot record the step of Classifier: it changes the buffer 'backbone"):
+        train([], tmp_path, Classifier(CifarResNet(8, in_channels=1)), even_data(), trace_steps=True)
+
+
+class Net(nn.Module):
+    """Gradients of every kind: convolution, matrix product, its transposed, two uses of one weight, a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(1, 3, 3), nn.MaxPool2d(2)
+        self.linear = nn.Linear(27, 4)
+        self.turned = nn.Parameter(torch.randn(4, 5, dtype=torch.float64))
+        self.twice = nn.Parameter(torch.randn(5, 5, dtype=torch.float64))
+        self.scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(self.pool(self.conv(x).relu()).flatten(1)).relu() @ self.turned
+        return self.scale * (hidden @ self.twice).tanh() @ self.twice
+
+
+def test_descent_equals_a_step_on_the_gradient() -> None:
+    torch.manual_seed(0)
+    net, x, y = Net().double(), torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.randint(5, (6,))
+    layout = ParameterVector.of_parameters(net)
+
+    def step(params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        flat = params.detach().reshape(-1).requires_grad_()
+        loss = functional_call(net, layout.views(flat), (x,)).log_softmax(1)[torch.arange(6), y].neg().mean()
+        (gradient,) = torch.autograd.grad(loss, flat)
+        return gradient.unsqueeze(0), loss.detach().unsqueeze(0), {"norm": flat.detach().norm()}
+
+    params = layout.flatten({name: p.detach() for name, p in net.named_parameters()}).unsqueeze(0)
+    traced, moved = TracedStep(step), params.clone()
+    for rate in (0.5, 0.25, 0.1):  # the rate is no constant of the recorded step
+        gradients, losses, logs = step(moved, x, y)
+        expected = moved - rate * gradients
+        found, logged = traced.descend(rate, moved, x, y)
+        torch.testing.assert_close(moved, expected, rtol=0, atol=1e-14)
+        torch.testing.assert_close(found, losses, rtol=0, atol=1e-14)
+        torch.testing.assert_close(logged["norm"], logs["norm"], rtol=0, atol=1e-14)  # of the parameters before
+
+
+def test_a_constant_gradient_descends() -> None:
+    def step(params: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        flat = params.detach().requires_grad_()
+        (gradients,) = torch.autograd.grad(flat.sum(), flat)
+        return gradients, flat.detach().sum(1), {}
+
+    traced, params = TracedStep(step), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    for _ in range(3):
+        traced.descend(0.5, params)
+    assert params.tolist() == [[-0.5, 0.5], [1.5, 2.5]]
+
+
+def test_a_wrong_descent_is_refused() -> None:
+    calls = []
+
+    def step(params: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        calls.append(0)
+        return params * len(calls), params.sum(1), {}
+
+    with pytest.raises(TraceError):
+        TracedStep(step).descend(0.1, torch.ones(1, 3))

@@ -56,9 +56,13 @@ class MeanAggregator(Aggregator):
 
     @override
     def add(self, rows: Tensor, weights: Tensor) -> None:
-        weights = weights.to(rows.device)
-        self.accumulate("update", weights @ rows.double())
-        self.accumulate("weight", weights.sum())
+        self.accumulate("weight", weights.sum().to(rows.device))
+        if len(rows) > 1:
+            self.accumulate("update", weights.to(rows.device) @ rows.double())
+            return
+        if "update" not in self.sums:  # one client: no copy of its row in float64
+            self.sums["update"] = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+        self.sums["update"].add_(rows[0], alpha=float(weights[0]))
 
     @override
     def result(self) -> Tensor:

@@ -98,7 +98,8 @@ class ClientEvaluation(FederatedCallback):
         server = trainer.server.vector
         copy = Round(trainer, round.number, trained, server.clone(), trained, trained)
         for cohort in self._engine.cohorts(copy, trainer.server_buffers):
-            self._engine.train(cohort, trainer.learning_rates)
+            if not self._engine.train(cohort, trainer.learning_rates):
+                continue  # they come again, fewer at a time
             params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values
 
     def _build_engine(self, trainer: Any) -> LocalEngine:

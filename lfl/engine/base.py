@@ -8,19 +8,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
-from lfl.client import ClientModel, Extras
+from lfl.client import NO_EXTRAS, ClientModel, Extras
 from lfl.data.base import FederatedData
-from lfl.engine.schedule import BatchPlan, LocalSchedule, ReplacementSchedule, steps_per_epoch_of
+from lfl.engine.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
+from lfl.engine.trace import TracedStep
 from lfl.engine.work import LocalWork
 from lfl.optim import LearningRates, LocalOptimizer
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, Phase, Round
 
 _WHOLE_BATCH = 128  # examples at a time in a pass over a client's whole data
+_LOGGED_STEPS = 256  # steps whose logged values are kept before they are summed
+_FRACTIONS = 8  # a padded batch has the cohort's clients, or so many eighths of them
 
 
 class LocalEngine(ABC):
@@ -33,6 +38,10 @@ class LocalEngine(ABC):
         callbacks: the stack.
         seed: of all draws.
         cohort_size: the largest C.
+
+    Attributes:
+        may_descend: whether the shapes of batches are few, so that recorded steps may include the step of plain SGD.
+        padded_width: examples that a batch is padded to, 0 for none.
     """
 
     name: Literal["sequential", "vectorized"]
@@ -60,12 +69,36 @@ class LocalEngine(ABC):
         self._global: list[dict[str, Tensor]] = []  # features of the model at x, for each of the plans
         self._keys = torch.zeros(1, dtype=torch.int64)
         self._recording = False
+        self._logged: dict[str, list[tuple[slice | Tensor, Any, Tensor]]] = {}  # by name: rows, sizes, values
+        self._traced: list[TracedStep] | None = None
+        self._is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
+        self.may_descend = True
+        self.padded_width = 0
 
     @abstractmethod
     def gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Gradients [G, D], losses [G] and logged values [G] of G clients on a batch ``[G, b, ...]``."""
+        """Gradients [G, D], losses [G] and logged values [G] of G clients on a batch ``[G, b, ...]``.
+
+        With ``weights`` [G, b] the batch is padded, and they are those of its examples in the loss of their client.
+        """
+
+    @abstractmethod
+    def functional_gradients(
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """``gradients`` as a function of its arguments alone, which can be recorded."""
+
+    def trace_steps(self) -> None:
+        """Record the step once for each shape of batch, and replay it from then on."""
+
+        def step(
+            params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
+        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            return self.functional_gradients(params, batch, 0, keys, anchor, extras, *weights)
+
+        self._traced = [TracedStep(step) for _ in self.work.phases]
 
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         """What the loss terms read of the model at x [D], for G clients' batches: outputs ``[G, b, ...]`` by name."""
@@ -84,8 +117,10 @@ class LocalEngine(ABC):
         clients = round.local_clients
         sizes = self.data.client_sizes[clients]
         num_steps = self.work.num_steps(sizes, self.data.batch_size)
-        order = self.order(clients, num_steps, sizes)
-        for chosen in order.split(self.cohort_size) if len(clients) else ():
+        waiting = self.order(clients, num_steps, sizes)
+        while len(waiting):
+            chosen = waiting[: self.cohort_size]
+            before = self.cohort_size
             yield Cohort(
                 round=round,
                 ids=clients[chosen],
@@ -94,10 +129,33 @@ class LocalEngine(ABC):
                 values=self._starting_point(round, len(chosen)),
                 buffers=buffers.expand(len(chosen), -1).clone(),
             )
+            if self.cohort_size == before:  # or else the device has refused, and they come again
+                waiting = waiting[len(chosen) :]
 
-    def train(self, cohort: Cohort, rates: LearningRates) -> None:
-        """The local work of a cohort: ``values`` and ``buffers`` become the trained ones."""
+    def train(self, cohort: Cohort, rates: LearningRates) -> bool:
+        """The local work of a cohort: ``values`` and ``buffers`` become the trained ones.
+
+        False where the device's memory was too small for it: then ``cohort_size`` is halved from here on, and
+        ``cohorts`` deals its clients again. Nothing of theirs has been kept by then.
+
+        Raises:
+            torch.OutOfMemoryError: it is too small for one client.
+        """
+        try:
+            self._train(cohort, rates)
+            return True
+        except torch.OutOfMemoryError:
+            if len(cohort) == 1:
+                raise
+        self.cohort_size = len(cohort) // 2
+        self._buffer, self._plans, self._global, self._logged, self._optimizers = None, [], [], {}, {}
+        if cohort.values.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return False
+
+    def _train(self, cohort: Cohort, rates: LearningRates) -> None:
         self.place(cohort)
+        self._logged = {}
         for callback in self._starting:
             callback.on_cohort_start(cohort)
         cohort.phases = [self._prepare(cohort, index, rates) for index in range(len(self.work.phases))]
@@ -110,6 +168,8 @@ class LocalEngine(ABC):
             for index, phase in enumerate(cohort.phases):
                 self._phase, cohort.optimizer = index, phase.optimizer
                 self._train_phase(cohort, phase, gradient)
+        for name in list(self._logged):
+            self._sum_logged(cohort, name)
         cohort.active = len(cohort)
         self.collect(cohort)
 
@@ -118,6 +178,7 @@ class LocalEngine(ABC):
         keys = cohort.ids.to(cohort.values.device)  # of no use where nothing is drawn
         if self.model.random_operations:
             keys = client_keys(keys, self.seed, *self._address("model", cohort))
+        descends = self._descends(cohort, phase)
         with self.model.training_only(self._trained[self._phase]):
             for step, plans in itertools.groupby(self._batches(cohort, phase), key=lambda item: item[0].step):
                 self._plans = list(plans)
@@ -127,6 +188,9 @@ class LocalEngine(ABC):
                 server = cohort.round.server
                 self._global = [self.global_features(b, self._keys[plan.rows], server) for plan, b in self._plans]
                 self._recording = True
+                if descends:
+                    self._descend(cohort, phase)
+                    continue
                 phase.optimizer.narrow(cohort.active)
                 gradients = gradient(cohort.values[: cohort.active])
                 if phase.trained is not None:  # what corrections add to frozen ones must not count in a norm
@@ -136,6 +200,46 @@ class LocalEngine(ABC):
                 phase.optimizer.step(self.work.clip(gradients))
                 for callback in self._stepping:
                     callback.on_step_end(cohort)
+
+    def _descends(self, cohort: Cohort, phase: Phase) -> bool:
+        """Whether nothing comes between the loss's gradient and ``values -= rate * gradient``, in a recorded step."""
+        return (
+            self._traced is not None
+            and self.may_descend
+            and not self._is_wrapped
+            and cohort.round.basis is None
+            and self.work.clip_value is None
+            and phase.trained is None
+            and phase.optimizer.plain_rate is not None
+        )
+
+    def _descend(self, cohort: Cohort, phase: Phase) -> None:
+        """One recorded step of plain SGD."""
+        assert self._traced is not None
+        rate = phase.optimizer.take_plain_step()
+        for (plan, batch), features in zip(self._plans, self._global, strict=True):
+            rows, keys, extras = cohort.values[plan.rows], self._keys[plan.rows], _extras(cohort, plan, features)
+            arguments = rows, batch, keys, cohort.round.server, extras, *plan.weights
+            try:
+                losses, logs = self._traced[self._phase].descend(rate, *arguments)
+            except Exception as error:
+                _note(error, cohort, plan)
+                raise
+            if not isinstance(plan.rows, slice):
+                cohort.values[plan.rows] = rows
+            self._record(cohort, plan, losses, logs)
+        for callback in self._stepping:
+            callback.on_step_end(cohort)
+
+    def try_step(self, params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras) -> None:
+        """A step of G clients as it will be taken, on the side: for timing."""
+        size = next(leaf.shape[1] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        weights = (params.new_full((len(params), size), 1 / size),) if self.padded_width else ()
+        arguments = batch, keys, anchor, extras, *weights
+        if self._traced is not None and self.may_descend and not self._is_wrapped:
+            self._traced[0].descend(0.0, params, *arguments)
+        else:
+            params -= 0.0 * self._gradients(params, *arguments, step=0)[0]
 
     def _prepare(self, cohort: Cohort, index: int, rates: LearningRates) -> Phase:
         """A phase of a cohort's work, with a fresh optimizer, or the last one where it has no state."""
@@ -179,18 +283,24 @@ class LocalEngine(ABC):
             rows, keys = params, self._keys
             if plan.rows != slice(0, params.shape[0]) or plan.active < keys.shape[0]:
                 rows, keys = params[plan.rows], keys[plan.rows]
-            extras = _extras(cohort, plan, features)
+            arguments = rows, batch, keys, cohort.round.server, _extras(cohort, plan, features), *plan.weights
             try:
-                part, losses, logs = self.gradients(rows, batch, cohort.step, keys, cohort.round.server, extras)
+                part, losses, logs = self._gradients(*arguments, step=cohort.step)
             except Exception as error:
-                clients = cohort.ids[plan.rows].tolist()
-                error.add_note(f"in round {cohort.round.number}, local step {cohort.step} of client(s) {clients}")
+                _note(error, cohort, plan)
                 raise
             if self._recording:
                 self._record(cohort, plan, losses, logs)
             parts.append((plan.rows, part))
         self._recording = False  # a second pass in the same step is not logged
         return _join(parts, params)
+
+    def _gradients(
+        self, params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if self._traced is not None:
+            return self._traced[self._phase](params, batch, keys, anchor, extras, *weights)
+        return self.gradients(params, batch, step, keys, anchor, extras, *weights)
 
     def _full_gradient(self, cohort: Cohort, params: Tensor) -> Tensor:
         """Gradients [A, D] of the mean loss over the whole training sets of the first A clients, in stored order."""
@@ -207,7 +317,8 @@ class LocalEngine(ABC):
             for plan, batch in self._with_batches(schedule):
                 own_keys = fold(keys[plan.rows], plan.step)
                 extras = _extras(cohort, plan, self.global_features(batch, own_keys, cohort.round.server))
-                part, _, _ = self.gradients(params[plan.rows], batch, plan.step, own_keys, cohort.round.server, extras)
+                arguments = params[plan.rows], batch, own_keys, cohort.round.server, extras
+                part, _, _ = self._gradients(*arguments, step=plan.step)
                 total[plan.rows] += part * plan.indices.shape[1]
         return total / sizes.to(params)[:, None]
 
@@ -220,26 +331,48 @@ class LocalEngine(ABC):
         augment = None
         if self.data.has_random_transforms:
             augment = client_keys(ids, self.seed, *self._address("augment", cohort))
-        kind = ReplacementSchedule if self.work.sampling == "replacement" else LocalSchedule
-        return self._with_batches(kind(indices, sizes, phase.num_steps, batch_size, keys, augment))
+        if self.work.sampling == "replacement":
+            drawn = ReplacementSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment)
+            return self._with_batches(drawn)
+        padding = self._padding(cohort, phase)
+        schedule = LocalSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment, padding=padding)
+        return self._with_batches(schedule)
+
+    def _padding(self, cohort: Cohort, phase: Phase) -> Padding | None:
+        """How batches are padded. A recorded step may be given rows that are not at work, but no others may."""
+        if not self.padded_width:
+            return None
+        rows = -(-len(cohort) // _FRACTIONS) if self._descends(cohort, phase) else 1
+        return Padding(self.padded_width, rows, cohort.values.dtype)
 
     def _with_batches(self, schedule: Iterable[BatchPlan]) -> Iterator[tuple[BatchPlan, Any]]:
         plans, feed = itertools.tee(schedule)
         batches = self.data.batches((plan.indices, plan.keys) for plan in feed)
-        return ((plan, self.model.converted(batch)) for plan, batch in zip(plans, batches, strict=True))
+        return zip(plans, (self.model.converted(batch) for batch in batches), strict=True)
 
     def _record(self, cohort: Cohort, plan: BatchPlan, losses: Tensor, logs: dict[str, Tensor]) -> None:
-        size = plan.indices.shape[1]
+        """Keep what a step logs; it is summed when the cohort is done, many steps in one operation."""
         for name, values in (("train/loss", losses), *logs.items()):
-            if name not in cohort.metrics:
-                cohort.metrics[name] = torch.zeros(len(cohort), dtype=torch.float64, device=losses.device)
-                cohort.metrics[f"{name}/count"] = torch.zeros_like(cohort.metrics[name])
-            if isinstance(plan.rows, slice):  # views: no copies
-                cohort.metrics[name][plan.rows].add_(values, alpha=size)
-                cohort.metrics[f"{name}/count"][plan.rows].add_(size)
-            else:
-                cohort.metrics[name][plan.rows] += values * size
-                cohort.metrics[f"{name}/count"][plan.rows] += size
+            self._logged.setdefault(name, []).append((plan.rows, plan.sizes, values))
+            if len(self._logged[name]) >= _LOGGED_STEPS:
+                self._sum_logged(cohort, name)
+
+    def _sum_logged(self, cohort: Cohort, name: str) -> None:
+        """Add what steps logged to the cohort's sums over examples."""
+        steps = self._logged.pop(name)
+        if name not in cohort.metrics:
+            cohort.metrics[name] = cohort.values.new_zeros(len(cohort), dtype=torch.float64)
+            cohort.counts[name] = np.zeros(len(cohort))
+        if len(cohort) == 1:
+            sizes = np.array([size for _, size, _ in steps], dtype=np.float64).reshape(-1)
+            values = torch.stack([values for _, _, values in steps]).flatten().double()
+            cohort.metrics[name] += values @ torch.from_numpy(sizes).to(values)
+            cohort.counts[name] += sizes.sum()
+            return
+        for rows, size, values in steps:
+            weights = torch.from_numpy(size).to(values.device) if isinstance(size, np.ndarray) else size
+            cohort.metrics[name][rows] += values.double() * weights
+            cohort.counts[name][rows] += size
 
     @abstractmethod
     def place(self, cohort: Cohort) -> None:
@@ -251,7 +384,15 @@ class LocalEngine(ABC):
 
 
 def _extras(cohort: Cohort, plan: BatchPlan, features: dict[str, Tensor]) -> Extras:
+    if not features and not cohort.loss_rows:
+        return NO_EXTRAS
     return Extras(features, {name: rows[plan.rows] for name, rows in cohort.loss_rows.items()})
+
+
+def _note(error: Exception, cohort: Cohort, plan: BatchPlan) -> None:
+    """Say in whose step an error was raised."""
+    clients = cohort.ids[plan.rows].tolist()
+    error.add_note(f"in round {cohort.round.number}, local step {cohort.step} of client(s) {clients}")
 
 
 def _in_coordinates(cohort: Cohort, gradient: Gradient) -> Gradient:

@@ -1,5 +1,7 @@
 """Which examples each client of a cohort sees at each local step."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,11 +12,12 @@ from torch import Tensor
 from lfl.randomness import fold, random_bits
 
 _LAST = torch.iinfo(torch.int64).max
+_AT_A_TIME = 2**20  # random numbers drawn together
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch of some clients at one step, all of the same size.
+    """The batch of some clients at one step, all of the same size or padded to it.
 
     Attributes:
         step: the local step.
@@ -23,6 +26,8 @@ class BatchPlan:
         rows: the clients, as rows of the cohort.
         indices: positions in the training data [G, b].
         keys: keys of the examples' augmentation [G, b], if there is any.
+        sizes: how many examples of each client count (float64, on the CPU): one number, or [G].
+        weights: of the examples in their client's mean [G, b], zero for padding; none where all count alike.
     """
 
     step: int
@@ -31,13 +36,31 @@ class BatchPlan:
     rows: slice | Tensor
     indices: Tensor
     keys: Tensor | None
+    sizes: float | np.ndarray
+    weights: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How batches are padded.
+
+    Attributes:
+        width: examples of every batch.
+        rows: the number of clients of a batch is a multiple of this, or the whole cohort; those beyond the active ones
+            have no weight. So that few shapes occur.
+        dtype: of the weights.
+    """
+
+    width: int
+    rows: int
+    dtype: torch.dtype
 
 
 class LocalSchedule:
     """Walks C clients through their data: shuffled epochs, last partial batches kept, exactly as one at a time.
 
     Every epoch of a client is a permutation drawn from its key and the number of the epoch. Clients whose batches at a
-    step have the same size form one batch ``[G, b, ...]``; nothing is padded.
+    step have the same size form one batch ``[G, b, ...]``; nothing is padded, unless ``padding`` says so.
 
     Args:
         indices: positions of each client's examples [C, n_max], padded.
@@ -47,6 +70,7 @@ class LocalSchedule:
         shuffle_keys: one key per client [C], on the device of ``indices``.
         augment_keys: likewise; None where nothing is augmented.
         shuffle: off for a pass in stored order.
+        padding: pad the batches of a step to one, see ``Padding``.
     """
 
     def __init__(
@@ -58,51 +82,79 @@ class LocalSchedule:
         shuffle_keys: Tensor,
         augment_keys: Tensor | None,
         shuffle: bool = True,
+        padding: Padding | None = None,
     ) -> None:
-        self._indices, self._batch_size, self._shuffle = indices, batch_size, shuffle
-        self._shuffle_keys, self._augment_keys = shuffle_keys, augment_keys
+        self._padding, self._sizes, self._batch_size = padding, sizes, batch_size
         self._epoch, self._batch, self._size = _plan(sizes, num_steps, batch_size)
-        self._active = (num_steps.numpy() > np.arange(len(self._size))[:, None]).sum(axis=1)
-        self._order = torch.zeros_like(indices)
-        self._beyond = torch.arange(indices.shape[1], device=indices.device) >= sizes.to(indices.device)[:, None]
+        working = num_steps.numpy() > np.arange(len(self._size))[:, None]
+        self._active = working.sum(axis=1)
+        # Where each batch begins in a client's row of `_order`, which holds one epoch after another.
+        self._first = self._epoch * indices.shape[1] + self._batch * batch_size
+        self._augment_keys = augment_keys
+        self._order = _shuffled(indices, sizes, int(self._epoch[working].max()) + 1, shuffle_keys if shuffle else None)
+        # All clients at work are at the same place of their rows, with batches of the same size: views will do.
+        places = np.stack([self._first, self._size])
+        self._is_even = ((places == places[..., :1]) | ~working).all(axis=(0, 2)).tolist()
 
     def __iter__(self) -> Iterator[BatchPlan]:
         for step, active in enumerate(self._active.tolist()):
-            starting = np.flatnonzero(self._batch[step, :active] == 0)
-            if len(starting):
-                self._reshuffle(_as_rows(starting), torch.from_numpy(self._epoch[step, starting]))
-            sizes = self._size[step, :active]
-            distinct = np.unique(sizes)[::-1].tolist()
-            for size in distinct:
-                members = np.flatnonzero(sizes == size)
-                offsets = self._batch[step, members] * self._batch_size
-                rows = _as_rows(members)
-                indices, keys = self._take(rows, offsets, size, self._epoch[step, members])
-                yield BatchPlan(step, active, size == distinct[-1], rows, indices, keys)
+            if self._padding is not None:
+                yield self._pad(step, active, self._padding)
+            elif self._is_even[step]:
+                yield self._plan_of(step, active, slice(0, active), int(self._size[step, 0]), is_last=True)
+            else:
+                sizes = self._size[step, :active]
+                distinct = np.unique(sizes)[::-1].tolist()
+                for size in distinct:
+                    rows = _as_rows(np.flatnonzero(sizes == size))
+                    yield self._plan_of(step, active, rows, size, size == distinct[-1])
 
-    def _reshuffle(self, rows: slice | Tensor, epochs: Tensor) -> None:
-        indices = self._indices[rows]
-        if not self._shuffle:
-            self._order[rows] = indices
-            return
-        keys = fold(self._shuffle_keys[rows], epochs.to(indices.device))
-        draws = random_bits(keys, indices.shape[1]).masked_fill(self._beyond[rows], _LAST)
-        self._order[rows] = indices.gather(1, draws.argsort(dim=1, stable=True))
-
-    def _take(
-        self, rows: slice | Tensor, offsets: np.ndarray, size: int, epochs: np.ndarray
-    ) -> tuple[Tensor, Tensor | None]:
-        device = self._indices.device
-        order = self._order[rows]
-        if (offsets == offsets[0]).all():
-            indices = order[:, offsets[0] : offsets[0] + size]
+    def _plan_of(self, step: int, active: int, rows: slice | Tensor, size: int, is_last: bool) -> BatchPlan:
+        """One batch of clients whose batches have ``size`` examples."""
+        device = self._order.device
+        if self._is_even[step]:
+            first = self._first[step, 0]
+            indices = self._order[rows, first : first + size]
         else:
-            indices = order.gather(1, (torch.from_numpy(offsets)[:, None] + torch.arange(size)).to(device))
-        if self._augment_keys is None:
-            return indices, None
-        columns = (torch.from_numpy(offsets)[:, None] + torch.arange(size)).to(device)
-        epoch_keys = fold(self._augment_keys[rows], torch.from_numpy(epochs).to(device))
-        return indices, epoch_keys[:, None] + columns
+            first = self._first[step, rows]
+            indices = self._order[rows].gather(1, torch.from_numpy(first[:, None] + np.arange(size)).to(device))
+        keys = None
+        if self._augment_keys is not None:
+            epochs = torch.from_numpy(self._epoch[step, rows]).to(device)
+            places = self._batch[step, rows, None] * self._batch_size + np.arange(size)
+            keys = fold(self._augment_keys[rows], epochs)[:, None] + torch.from_numpy(places).to(device)
+        return BatchPlan(step, active, is_last, rows, indices, keys, size)
+
+    def _pad(self, step: int, active: int, padding: Padding) -> BatchPlan:
+        """All clients of a step in one batch: short ones repeat their last example, with weight zero."""
+        device = self._order.device
+        count = min(len(self._sizes), -(-active // padding.rows) * padding.rows)
+        sizes = self._size[step, :count] * (np.arange(count) < active)
+        columns = np.minimum(np.arange(padding.width), np.maximum(sizes[:, None], 1) - 1)
+        firsts = np.where(np.arange(count) < active, self._first[step, :count], 0)  # the others have none
+        places, used = (torch.from_numpy(x).to(device) for x in (firsts[:, None] + columns, sizes))
+        is_used = torch.arange(padding.width, device=device) < used[:, None]
+        weights = is_used.to(padding.dtype) / used[:, None].clamp(min=1).to(padding.dtype)
+        keys = None
+        if self._augment_keys is not None:
+            epochs = torch.from_numpy(self._epoch[step, :count]).to(device)
+            shift = torch.from_numpy(self._batch[step, :count, None] * self._batch_size + columns).to(device)
+            keys = fold(self._augment_keys[:count], epochs)[:, None] + shift
+        indices = self._order[:count].gather(1, places)
+        return BatchPlan(step, active, True, slice(0, count), indices, keys, sizes.astype(np.float64), (weights,))
+
+
+def _shuffled(indices: Tensor, sizes: Tensor, epochs: int, keys: Tensor | None) -> Tensor:
+    """Every client's examples in the order of each epoch, one epoch after another [C, epochs * n_max]."""
+    if keys is None:
+        return indices.repeat(1, epochs)
+    count, width = indices.shape
+    beyond = torch.arange(width, device=indices.device) >= sizes.to(indices.device)[:, None]
+    parts = []
+    for some in torch.arange(epochs, device=indices.device).split(max(1, _AT_A_TIME // (count * width))):
+        draws = random_bits(fold(keys[:, None], some), width).masked_fill_(beyond[:, None], _LAST)
+        parts.append(indices[:, None].expand_as(draws).gather(2, draws.argsort(dim=2, stable=True)))
+    return torch.cat(parts, dim=1).reshape(count, epochs * width)
 
 
 class ReplacementSchedule:
@@ -137,7 +189,8 @@ class ReplacementSchedule:
         for step, active in enumerate(self._active.tolist()):
             columns = slice(step * self._batch_size, (step + 1) * self._batch_size)
             keys = None if self._keys is None else self._keys[:active, columns]
-            yield BatchPlan(step, active, True, slice(0, active), self._order[:active, columns], keys)
+            indices = self._order[:active, columns]
+            yield BatchPlan(step, active, True, slice(0, active), indices, keys, self._batch_size)
 
 
 def _plan(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -153,6 +206,12 @@ def count_calls(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[int,
     _, _, size = _plan(sizes, num_steps, batch_size)
     working = num_steps.numpy() > np.arange(len(size))[:, None]
     return sum(len(np.unique(row[mask])) for row, mask in zip(size, working, strict=True)), int(working.sum())
+
+
+def count_padded(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[int, int]:
+    """How many batches a cohort takes when all clients at work share one, and how many apart."""
+    del sizes, batch_size
+    return int(num_steps.max()), int(num_steps.sum())
 
 
 def steps_per_epoch_of(sizes: Tensor, batch_size: int) -> Tensor:

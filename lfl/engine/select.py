@@ -12,17 +12,19 @@ from lfl.callbacks.base import FederatedCallback
 from lfl.client import ClientModel, Extras
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
-from lfl.engine.schedule import count_calls
+from lfl.engine.schedule import count_calls, count_padded
 from lfl.engine.sequential import SequentialEngine
-from lfl.engine.vectorized import VectorizedEngine, why_not_vectorized
+from lfl.engine.vectorized import VectorizedEngine, is_mean_over_examples, why_not_vectorized
 from lfl.engine.work import LocalWork
 from lfl.randomness import client_keys
 
 EngineName = Literal["auto", "sequential", "vectorized"]
 
 _COHORT_BYTES = 2**28  # parameters of one cohort, when the user gives no size
-_LARGEST_COHORT = 64
-_MARGIN = 0.8  # the trial is short and knows nothing of the optimizer: prefer the simple engine where it is close
+_LARGEST_COHORT = 128
+_DEVICE_SHARE = 0.6  # of the free memory of a device, for what a cohort needs
+_MARGIN = 0.9  # the trial is short and knows nothing of the rest of a round: prefer the simple engine where it is close
+_FEWER_CALLS = 0.8  # padding is worth it where it saves a fifth of the calls
 
 
 def build_engine(
@@ -41,13 +43,18 @@ def build_engine(
     ``auto`` takes the vectorized engine where the model allows it and a short trial finds it faster.
 
     Raises:
-        ValueError: ``vectorized`` was asked for and the model cannot be vectorized; names the reason.
+        ValueError: ``vectorized`` or ``trace_steps`` was asked for and the model does not allow it; names the reason.
     """
     batch, keys = _trial_batch(data, model, seed)
     model.probe(tree_map(lambda x: x[0], batch), keys[0])
     sequential = SequentialEngine(model, data, work, callbacks, seed)
-    if name == "sequential" and trace_steps:
-        raise ValueError("`trace_steps=true` needs the vectorized engine: use `engine=vectorized` or `engine=auto`.")
+    untraceable = _why_not_traced(model)
+    if trace_steps and untraceable is None:
+        sequential.trace_steps()
+    elif trace_steps and name == "sequential":
+        raise ValueError(
+            f"`trace_steps=true` cannot record the step of {type(model.module).__name__}: {untraceable}. Leave it out."
+        )
     if name == "sequential":
         return sequential
     with model.recording():
@@ -59,8 +66,9 @@ def build_engine(
     if reason is not None:
         rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
         return sequential
-    size = cohort_size or automatic_cohort_size(model)
+    size = cohort_size or min(automatic_cohort_size(model, data, seed), max(1, clients_per_round))
     vectorized = VectorizedEngine(model, data, work, callbacks, seed, size)
+    _decide_padding(vectorized, data, batch, keys, clients_per_round)
     if trace_steps:
         vectorized.trace_steps()
     if name == "auto" and not _is_faster(vectorized, sequential, data, seed, clients_per_round):
@@ -68,10 +76,72 @@ def build_engine(
     return vectorized
 
 
-def automatic_cohort_size(model: ClientModel) -> int:
-    """As many clients as keep a cohort's parameters within 256 MiB, at most 64."""
+def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:
+    """As many clients as keep a cohort's parameters within 256 MiB, at most 128; on a CUDA device, as many as fit.
+
+    What a client needs on the device is measured: the peak of a gradient for two clients less that for one.
+    """
     row = max(1, model.layout.dim) * model.layout.dtype.itemsize
-    return max(1, min(_LARGEST_COHORT, _COHORT_BYTES // row))
+    device = model.parameters[0].device
+    if device.type != "cuda":
+        return max(1, min(_LARGEST_COHORT, _COHORT_BYTES // row))
+    each = max(row, _peak(model, data, seed, 2) - _peak(model, data, seed, 1))
+    free = torch.cuda.mem_get_info(device)[0]
+    return max(1, min(_LARGEST_COHORT, int(_DEVICE_SHARE * free) // (each + 3 * row)))  # values, gradients, updates
+
+
+def _peak(model: ClientModel, data: FederatedData, seed: int, count: int) -> int:
+    """Bytes that a gradient for ``count`` clients needs on the device at most."""
+    device = model.parameters[0].device
+    batch, keys = _trial_batch(data, model, seed, count)
+    engine = VectorizedEngine(model, data, LocalWork(), [], seed, count)
+    params = model.flat_parameters().repeat(count, 1)
+    anchor = params[0].clone()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with model.recording():
+        engine.gradients(params, batch, 0, keys, anchor, Extras(engine.global_features(batch, keys, anchor), {}))
+    return int(torch.cuda.max_memory_allocated(device)) - int(before)
+
+
+def _why_not_traced(model: ClientModel) -> str | None:
+    if model.changed_buffers:
+        return f"it changes the buffer {model.changed_buffers[0]!r}"
+    if model.uses_global_generator:
+        return "it draws from torch's global random generator"
+    if model.logged_metrics:
+        return f"it logs the Metric object {model.logged_metrics[0]!r}"
+    return None
+
+
+def _decide_padding(engine: VectorizedEngine, data: FederatedData, batch: Any, keys: Tensor, per_round: int) -> None:
+    """Pad ragged batches where that saves calls and cannot change the loss; what is decided depends on data alone."""
+    ids, sizes, steps = _typical_clients(engine, data, per_round)
+    is_even = int(data.client_sizes.min()) == int(data.client_sizes.max())
+    engine.may_descend = is_even
+    if is_even or engine.work.sampling == "replacement":
+        return
+    grouped, padded = 0, 0
+    for rows in engine.order(ids, steps, sizes).split(engine.cohort_size):
+        grouped += count_calls(sizes[rows], steps[rows], data.batch_size)[0]
+        padded += int(steps[rows].max())
+    if padded > _FEWER_CALLS * grouped:
+        return
+    with engine.model.recording():
+        separable = is_mean_over_examples(engine.model, batch, keys)
+    engine.model.reset_metrics()
+    if separable:
+        engine.padded_width = min(data.batch_size, int(data.client_sizes.max()))
+        engine.may_descend = True
+
+
+def _typical_clients(engine: LocalEngine, data: FederatedData, per_round: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, sizes and local steps of as many clients as take part in a round, evenly spaced."""
+    count = min(per_round, data.num_clients)
+    ids = torch.linspace(0, data.num_clients - 1, count, dtype=torch.float64).long()
+    ids = ids[data.client_sizes[ids] > 0]
+    sizes = data.client_sizes[ids]
+    return ids, sizes, engine.work.num_steps(sizes, data.batch_size)
 
 
 def _trial_batch(data: FederatedData, model: ClientModel, seed: int, count: int = 2) -> tuple[Any, Tensor]:
@@ -85,35 +155,34 @@ def _trial_batch(data: FederatedData, model: ClientModel, seed: int, count: int 
 
 
 def _is_faster(
-    vectorized: LocalEngine, sequential: LocalEngine, data: FederatedData, seed: int, clients_per_round: int
+    vectorized: VectorizedEngine, sequential: LocalEngine, data: FederatedData, seed: int, clients_per_round: int
 ) -> bool:
-    """Whether a round is faster vectorized, from timed gradients and the batches that typical clients would need."""
-    count = min(clients_per_round, data.num_clients)
-    ids = torch.linspace(0, data.num_clients - 1, count, dtype=torch.float64).long()
-    ids = ids[data.client_sizes[ids] > 0]
+    """Whether a round is faster vectorized, from timed steps and the batches that typical clients would need."""
+    ids, sizes, steps = _typical_clients(vectorized, data, clients_per_round)
+    if not len(ids):
+        return False
     one = _seconds(sequential, data, seed, 1)
-    alone, size = _seconds(vectorized, data, seed, 1), min(vectorized.cohort_size, count)
+    alone, size = _seconds(vectorized, data, seed, 1), min(vectorized.cohort_size, len(ids))
     each = (_seconds(vectorized, data, seed, size) - alone) / (size - 1) if size > 1 else 0.0
-    sizes = data.client_sizes[ids]
-    steps = vectorized.work.num_steps(sizes, data.batch_size)
     batched = 0.0
     for rows in vectorized.order(ids, steps, sizes).split(size):
-        # Clients whose batches have the same size at a step are one call.
-        calls, members = count_calls(sizes[rows], steps[rows], data.batch_size)
+        # Clients whose batches have the same size at a step are one call; padded, all clients are.
+        count = count_padded if vectorized.padded_width else count_calls
+        calls, members = count(sizes[rows], steps[rows], data.batch_size)
         batched += alone * calls + max(each, 0.0) * (members - calls)
     return batched < _MARGIN * one * int(steps.sum())
 
 
 def _seconds(engine: LocalEngine, data: FederatedData, seed: int, count: int) -> float:
-    """Seconds of one gradient for ``count`` clients, the best of three."""
+    """Seconds of one step of ``count`` clients, the best of three."""
     batch, keys = _trial_batch(data, engine.model, seed, count)
     params = engine.model.flat_parameters().repeat(count, 1)
     best, anchor = float("inf"), params[0].clone()
     with engine.model.recording():
-        for _ in range(4):  # the first is for warming up
+        for _ in range(5):  # the first ones are for warming up
             start = time.perf_counter()
             features = engine.global_features(batch, keys, anchor)
-            gradients, _, _ = engine.gradients(params, batch, 0, keys, anchor, Extras(features, {}))
-            float(gradients[0, 0])  # wait for the device
+            engine.try_step(params, batch, keys, anchor, Extras(features, {}))
+            float(params[0, 0])  # wait for the device
             best = min(best, time.perf_counter() - start)
     return best

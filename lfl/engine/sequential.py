@@ -24,12 +24,21 @@ class SequentialEngine(LocalEngine):
 
     @override
     def gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         model = self.model
         model.bind(params[0])
         loss, logs = model.loss(None, _first(batch), step, keys[0], anchor, _first(extras))
         return model.gradients_of(loss).unsqueeze(0), loss.detach().unsqueeze(0), logs
+
+    @override
+    def functional_gradients(
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        flat = params.detach().reshape(-1).requires_grad_()
+        loss, logs = self.model.loss(flat, _first(batch), step, keys[0], anchor, _first(extras))
+        (gradient,) = torch.autograd.grad(loss, flat)
+        return gradient.unsqueeze(0), loss.detach().unsqueeze(0), {n: v.unsqueeze(0) for n, v in logs.items()}
 
     @override
     def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:

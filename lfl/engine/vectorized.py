@@ -5,12 +5,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
-from lfl.client import ClientModel, Extras
+from lfl.client import NO_EXTRAS, ClientModel, Extras
 from lfl.engine.base import LocalEngine
-from lfl.engine.trace import TracedStep
 from lfl.optim import ELEMENTWISE, build_optimizer
+from lfl.randomness import uniform
 from lfl.round import Cohort
 
 
@@ -18,7 +19,6 @@ class VectorizedEngine(LocalEngine):
     """Cohorts of up to ``cohort_size`` clients, the largest first so that those still at work are the first rows."""
 
     name: Literal["sequential", "vectorized"] = "vectorized"
-    traced: list[TracedStep] | None = None
 
     @override
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
@@ -27,11 +27,18 @@ class VectorizedEngine(LocalEngine):
 
     @override
     def gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        if self.traced is not None:
-            return self.traced[self._phase](params, batch, keys, anchor, extras)
-        return self._gradients(params, batch, keys, anchor, extras, step)
+        return self.functional_gradients(params, batch, step, keys, anchor, extras, *weights)
+
+    @override
+    def functional_gradients(
+        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        params = params.detach().requires_grad_()
+        losses, logs = batched_loss(self.model, params, batch, step, keys, anchor, extras, *weights)
+        (gradients,) = torch.autograd.grad(losses.sum(), params)
+        return gradients, losses.detach(), logs
 
     @override
     def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
@@ -39,22 +46,6 @@ class VectorizedEngine(LocalEngine):
             lambda batch, key: self.model.global_features(batch, key, anchor), randomness="error"
         )(batch, keys)
         return found
-
-    def trace_steps(self) -> None:
-        """Record the step once for each shape of batch, and replay it from then on."""
-
-        def step(params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras) -> Any:
-            return self._gradients(params, batch, keys, anchor, extras)
-
-        self.traced = [TracedStep(step) for _ in self.work.phases]
-
-    def _gradients(
-        self, params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras, step: int = 0
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        params = params.detach().requires_grad_()
-        losses, logs = batched_loss(self.model, params, batch, step, keys, anchor, extras)
-        (gradients,) = torch.autograd.grad(losses.sum(), params)
-        return gradients, losses.detach(), logs
 
     @override
     def place(self, cohort: Cohort) -> None:
@@ -67,15 +58,56 @@ class VectorizedEngine(LocalEngine):
 
 
 def batched_loss(
-    model: ClientModel, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras
+    model: ClientModel,
+    params: Tensor,
+    batch: Any,
+    step: int,
+    keys: Tensor,
+    anchor: Tensor,
+    extras: Extras,
+    *weights: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses and logged values [G] of G clients: the loss of one, under vmap."""
+    """Losses and logged values [G] of G clients: the loss of one, under vmap.
+
+    With ``weights`` [G, b] batches are padded: the loss is the weighted sum of the losses of single examples.
+    """
 
     def loss(params: Tensor, batch: Any, key: Tensor, extras: Extras) -> tuple[Tensor, dict[str, Tensor]]:
         return model.loss(params, batch, step, key, anchor, extras)
 
+    def padded(
+        params: Tensor, batch: Any, key: Tensor, extras: Extras, weights: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        def of_example(example: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            return loss(params, tree_map(lambda x: x[None], example), key, extras)
+
+        losses, logs = vmap(of_example, randomness="error")(batch)
+        return weights @ losses, {name: weights @ values.to(weights) for name, values in logs.items()}
+
     # Random operations without a key raise instead of drawing numbers that depend on the cohort.
-    return vmap(loss, randomness="error")(params, batch, keys, extras)
+    return vmap(padded if weights else loss, randomness="error")(params, batch, keys, extras, *weights)
+
+
+def is_mean_over_examples(model: ClientModel, batch: Any, keys: Tensor) -> bool:
+    """Whether the loss and all that is logged are means over examples that do not see each other, found by trying.
+
+    Args:
+        model: a probed model that can be vectorized.
+        batch: two clients' batches ``[2, b, ...]``.
+        keys: their keys [2].
+    """
+    if model.random_operations or model.global_feature_names:
+        return False
+    start = model.flat_parameters()
+    noise = uniform(keys, start.numel(), start.dtype) - 0.5
+    params = (start + 0.1 * start.abs().mean() * noise).requires_grad_()  # loss terms may be zero at the start
+    count = next(len(leaf[0]) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    found = []
+    for weights in ((), (start.new_full((2, count), 1 / count),)):
+        losses, logs = batched_loss(model, params, batch, 0, keys, start, NO_EXTRAS, *weights)
+        found.append([*torch.autograd.grad(losses.sum(), params), losses, *logs.values()])
+    tolerance = 1e-4 if start.dtype == torch.float32 else 1e-8
+    return all(bool((a - b).abs().max() <= tolerance * a.abs().max()) for a, b in zip(*found, strict=True))
 
 
 def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | None:
