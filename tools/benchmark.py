@@ -1,8 +1,15 @@
-"""What the trainer costs beside the same arithmetic without it.
+"""How fast `lfl` is: beside loops by hand, beside other simulators, and beside the same arithmetic without a trainer.
 
+    python tools/benchmark.py cnn mlp many-small resnet pfl-cifar
+    python tools/benchmark.py cnn --peers pfl=PYTHON flower=PYTHON blazefl=PYTHON
     python tools/benchmark.py ssf-round
     python tools/benchmark.py ssf-round --rounds 4000 --threads 1
     python tools/benchmark.py parts
+
+``cnn``, ``mlp``, ``many-small``, ``resnet``, ``pfl-cifar`` (``workloads.py``): federated averaging by `lfl` in several
+ways, with its logger, ledger and metrics, beside the floor (``floor.py``: one network, flat parameters, data as
+tensors, ``autograd.grad``, a foreach step, one thread, no framework) and beside the simulators whose Python ``--peers``
+names (``peers/``). Each runs in processes of its own, all in turns, with the same clients in the same rounds.
 
 ``ssf-round``: a round of SSF on the SSF paper's toy problem (d = 100, m = 10, r = 20, 10 of 20 clients, 5 steps), as
 ``configs/problems/matrix_regression_ssf.yaml`` runs it (metrics, ledger, evaluation every 10 rounds and checkpoints
@@ -27,7 +34,9 @@ from typing import Any
 import torch
 from bare_ssf import BareSSF, Draws, random_draws
 from report import Table
+from speed import table_of
 from typing_extensions import override
+from workloads import WORKLOADS
 
 from lfl import models
 from lfl.aggregation import MeanAggregator
@@ -232,21 +241,27 @@ def parts(rounds: int, repeats: int, backbone: str) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=["ssf-round", "parts"])
-    parser.add_argument("--rounds", type=int, help="rounds of the trainer, 4000 or 3; the first ones are not timed")
+    parser.add_argument("workloads", nargs="+", choices=[*WORKLOADS, "ssf-round", "parts"])
+    parser.add_argument("--rounds", type=int, help="of each run; the first ones are not timed")
     parser.add_argument("--backbone", choices=["LeNet5", "McMahanCNN"], default="LeNet5", help="of the parts")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of every part")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of every part or contender")
     parser.add_argument("--block", type=int, default=BLOCK, help="rounds of one before the other has its turn")
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    parser.add_argument("--output", type=Path, default=Path("runs/benchmark"), help="folder of the table's files")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads, of ssf-round and parts")
+    parser.add_argument("--peers", nargs="*", default=[], help="NAME=PYTHON of pfl, flower, blazefl where installed")
+    parser.add_argument("--only", nargs="*", default=[], help="contenders whose name has one of these in it")
+    parser.add_argument("--output", type=Path, default=Path("runs/benchmark"), help="folder of the tables' files")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    if options.workload == "parts":
-        table = parts(options.rounds or 3, options.repeats, options.backbone)
-    else:
-        table = ssf_round(options.rounds or 4000, options.block)
-    table.show()
-    table.write(options.output)
+    peers = dict(pair.split("=", 1) for pair in options.peers)
+    for name in options.workloads:
+        if name == "parts":
+            table = parts(options.rounds or 3, options.repeats, options.backbone)
+        elif name == "ssf-round":
+            table = ssf_round(options.rounds or 4000, options.block)
+        else:
+            table = table_of(name, options.rounds, options.repeats, peers, options.only)
+        table.show()
+        table.write(options.output, name)
 
 
 if __name__ == "__main__":
