@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.comm import Message, Payload
-from lfl.distributed import ProcessSums, at_home, deal
+from lfl.distributed import ProcessSums, at_home
 from lfl.round import Cohort, Round
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ class FederatedLoop:
                 f"Client slots {', '.join(trainer.store.slots)} were declared in a round, after clients without state "
                 "had been dealt to processes: declare them in `setup`, or `trainer.store.reserve(name)` there."
             )
-        work = trainer.work.num_steps(trainer.data.client_sizes[clients], trainer.data.batch_size)
-        return clients[deal(work, fabric.world_size) == fabric.global_rank]
+        sizes, batch_size = trainer.data.client_sizes[clients], trainer.data.batch_size
+        work = trainer.work.expected(sizes, batch_size)
+        return clients[trainer.engine.deal(work, fabric.world_size) == fabric.global_rank]
 
     def _download(self, round: Round) -> None:
         trainer = self.trainer

@@ -135,7 +135,7 @@ class Cohort:
     full_gradient: Callable[[Tensor], Tensor] = field(init=False, repr=False)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.ids.shape[0]
 
     @property
     def params(self) -> Tensor:

@@ -1,5 +1,6 @@
 """How clients are dealt to processes, and their state to those that are their homes."""
 
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfl.distributed import deal
+from lfl.distributed import deal, deal_together
 from lfl.state import ClientStore
 
 
@@ -66,3 +67,31 @@ def test_a_process_takes_its_own_rows_of_all_shards(kind: Literal["host", "memma
         odd.restore(state, tmp_path, mine=lambda ids: ids % 2 == 1)
     assert odd.rows_in_use("a") == 2
     assert odd.gather("a", torch.arange(6)).flatten().tolist() == [0, 0, 0, 3, 0, 5]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 7])
+@pytest.mark.parametrize("shared", [0.5, 3.0, 100.0])
+def test_those_trained_together_are_cut_as_well_as_can_be(num_processes: int, shared: float) -> None:
+    """Against all cuts of the sorted clients into consecutive parts."""
+    work = torch.tensor([4, 9, 9, 1, 3, 12, 5, 5, 2])
+    ranks = deal_together(work, num_processes, shared)
+
+    def slowest(parts: list[list[int]]) -> float:
+        return max(shared * max(part) + sum(part) for part in parts if part)
+
+    ordered = sorted(work.tolist(), reverse=True)
+    places = range(1, len(ordered))
+    best = min(
+        slowest([ordered[i:j] for i, j in pairwise((0, *cuts, len(ordered)))])
+        for count in range(num_processes)
+        for cuts in combinations(places, count)
+    )
+    dealt = [work[ranks == rank].tolist() for rank in range(num_processes)]
+    assert sum(len(part) for part in dealt) == len(work)
+    assert slowest(dealt) == pytest.approx(best, rel=1e-9)
+
+
+def test_dealing_together_without_clients_or_with_few() -> None:
+    assert deal_together(torch.tensor([], dtype=torch.int64), 3, 3.0).tolist() == []
+    assert sorted(deal_together(torch.tensor([5, 7]), 4, 3.0).tolist()) == [0, 1]
+    assert deal_together(torch.tensor([0, 0]), 2, 3.0).max() < 2

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lfl.aggregation import MeanAggregator, NormalizedReaggregation
 from lfl.callbacks import ClientMomentum, FederatedCallback, HyperbolicRegularization, Scaffold, SharpnessAware
 from lfl.data import IIDPartitioner
-from lfl.models import Classifier
+from lfl.models import CifarResNet, Classifier
 
 ENGINES = ["sequential", "vectorized"]
 
@@ -215,39 +215,65 @@ def test_it_keeps_features_near(reduction: str, tmp_path: Path) -> None:
 
 
 class Watch(FederatedCallback):
-    """Counts the passes of the frozen model, and compares what they give with its forward on the same batch."""
+    """Counts the passes of the frozen model, and how far what they give is from its forward on the same batch."""
 
     global_features = ("backbone",)
 
     def __init__(self) -> None:
-        self.passes = self.steps = self.compared = 0
+        self.passes = self.steps = self.cohorts = self.compared = 0
+        self.furthest = 0.0
 
     def on_cohort_start(self, cohort) -> None:
-        engine = cohort.round.trainer.engine
+        model = cohort.round.trainer.client_model
         self.steps += int(cohort.num_steps.sum())
-        if "global_features" not in vars(engine):
-            plain = engine.global_features
+        self.cohorts += 1
+        if "global_features" not in vars(model):
+            plain = model.global_features
 
             def counted(*arguments):
                 self.passes += 1
                 return plain(*arguments)
 
-            engine.global_features = counted
+            model.global_features = counted
 
     def client_loss(self, client, loss):
         self.compared += 1
-        assert torch.equal(client.global_features["backbone"], client.call_global(client.batch[0]))
-        assert not client.global_features["backbone"].requires_grad
+        found, expected = client.global_features["backbone"], client.call_global(client.batch[0])
+        self.furthest = max(self.furthest, float((found - expected).abs().max()))
+        assert not found.requires_grad
         return loss
 
 
-def test_features_of_the_frozen_model_are_computed_once_a_step(tmp_path: Path) -> None:
-    """Two passes of SAM and two times two measuring ones use them; and a term that runs the model disturbs none."""
+def test_the_frozen_model_sees_a_clients_batches_in_one_pass(tmp_path: Path) -> None:
+    """Two passes of SAM and two times two measuring ones use it; and a term that runs the model disturbs none."""
     watch = Watch()
     runs = [train([*stack, *fedmrur()], tmp_path, cnn()) for stack in ([watch], [])]
-    assert watch.passes == watch.steps > 10
+    assert watch.passes == watch.cohorts + 1 < watch.steps  # the first batch is tried alone, too
     assert watch.compared > 2 * watch.steps
+    assert watch.furthest < 1e-13
     assert torch.equal(runs[0].server.vector, runs[1].server.vector)
+
+
+def test_with_statistics_that_training_changes_it_sees_each_batch_at_its_step(tmp_path: Path) -> None:
+    watch = Watch()
+    train([watch, *fedmrur()], tmp_path, Classifier(CifarResNet(8, in_channels=1, num_classes=4)), max_rounds=1)
+    assert watch.passes == watch.steps > 10
+
+
+def test_a_network_that_compares_examples_sees_each_batch_alone(tmp_path: Path) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.linear(x.flatten(1))
+            return z - z.mean(dim=0)
+
+    watch = Watch()
+    train([watch, *fedmrur()], tmp_path, Classifier(Centred()), max_rounds=1)
+    assert watch.passes == watch.steps + 1 + 1 > 10  # the joint pass, and the one it was compared with
+    assert watch.furthest == 0.0
 
 
 @pytest.mark.parametrize("engine", ENGINES)

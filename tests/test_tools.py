@@ -3,12 +3,15 @@
 import csv
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from lfl.trainer import FederatedTrainer
 
 TOOLS = Path(__file__).parent.parent / "tools"
 
@@ -188,3 +191,58 @@ def test_the_bare_round_is_the_trainers(tool, tmp_path):
     tool("benchmark").main(["ssf-round", "--rounds", "6", "--block", "2", "--output", str(tmp_path)])
     names = [row[""] for row in rows(tmp_path / "ssf-round.csv")]
     assert names == ["bare tensor operations", "lfl", "ratio"]
+
+
+def test_the_floor_of_the_benchmark_does_the_same(tool, tmp_path):
+    """One batch a client, so that shuffling does not matter: the loop by hand, and the trainer in all its ways."""
+    workload = replace(tool("workloads").WORKLOADS["many-small"], clients=200, per_round=20)
+    data, rounds = workload.data(), 3
+    data.batch_size = int(data.client_sizes.max())
+    train = workload.tensors()[0]
+    loop = tool("floor").FlatLoop(
+        workload.model().backbone,
+        train.inputs,
+        train.targets,
+        [data.partition.client(i) for i in range(200)],
+        epochs=1,
+        batch_size=data.batch_size,
+        lr=0.05,
+    )
+    for participants in workload.participants(rounds).tolist():
+        loop.run_round(participants)
+    for engine, trace in (("sequential", False), ("sequential", True), ("vectorized", True)):
+        trainer = FederatedTrainer(
+            accelerator="cpu",
+            engine=engine,
+            trace_steps=trace,
+            max_rounds=rounds,
+            participation=workload.participation(),
+            checkpoint=None,
+            default_root_dir=tmp_path,
+            enable_progress_bar=False,
+        )
+        trainer.fit(workload.model(), data)
+        # float32: 60 steps of size 0.05 on numbers of size 0.1
+        torch.testing.assert_close(trainer.server.vector, loop.server, rtol=0, atol=1e-5)
+
+
+@pytest.mark.timeout(120)
+def test_the_benchmark_runs_contenders_in_turns(tool, tmp_path):
+    arguments = ["many-small", "--rounds", "4", "--repeats", "1", "--only", "vectorized, rec"]
+    tool("benchmark").main([*arguments, "--output", str(tmp_path)])
+    lines = rows(tmp_path / "many-small.csv")
+    assert [(line[""], line["processes"]) for line in lines] == [
+        ("floor", "1"),
+        ("lfl vectorized, recorded", "1"),
+        ("lfl vectorized, recorded", "2"),
+    ]
+    assert lines[0]["ratio"] == "1.00"
+    assert all(float(line["ms"]) > 0 and float(line["peak MB"]) > 100 for line in lines)
+
+
+def test_a_workload_is_written_for_others(tool, tmp_path):
+    tool("workloads").write("mlp", 3, tmp_path / "work.pt")
+    work = torch.load(tmp_path / "work.pt", weights_only=True)
+    assert work["participants"].shape == (3, 10)
+    assert sorted(i for client in work["clients"] for i in client.tolist()) == list(range(4000))
+    assert [tuple(p.shape) for p in work["state"]] == [(200, 784), (200,), (10, 200), (10,)]

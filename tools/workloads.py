@@ -123,13 +123,13 @@ class Workload:
 
 
 WORKLOADS = {
-    "cnn": Workload(McMahanCNN, MNIST5000, lambda: DirichletPartitioner(0.3), 100, 10, 1, rounds=12),
-    "mlp": Workload(lambda: MLP(784, [200], 10), MNIST5000, lambda: DirichletPartitioner(0.3), 100, 10, 5, rounds=40),
+    "cnn": Workload(McMahanCNN, MNIST5000, lambda: DirichletPartitioner(0.3), 100, 10, 1, rounds=24),
+    "mlp": Workload(lambda: MLP(784, [200], 10), MNIST5000, lambda: DirichletPartitioner(0.3), 100, 10, 5, rounds=50),
     "many-small": Workload(lambda: MLP(784, [], 10), MNIST5000, SmallClients, 1000, 100, 1, rounds=100),
     "resnet": Workload(
-        lambda: ResNet(depth=18, norm="group"), lambda: RandomImages(160), IIDPartitioner, 8, 4, 1, rounds=3
+        lambda: ResNet(depth=18, norm="group"), lambda: RandomImages(160), IIDPartitioner, 8, 4, 1, rounds=5
     ),
-    "pfl-cifar": Workload(small_cnn, lambda: RandomImages(5000), IIDPartitioner, 100, 50, 1, rounds=3),
+    "pfl-cifar": Workload(small_cnn, lambda: RandomImages(5000), IIDPartitioner, 100, 50, 1, rounds=4),
 }
 
 

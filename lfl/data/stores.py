@@ -75,9 +75,11 @@ class TensorStore(Store):
         if flat.device != device:
             flat = _moved(flat, device)
         flat_keys = None if keys is None else _moved(keys.reshape(-1), device)
-        x = self._transformed(self.inputs.index_select(0, flat), flat_keys)
+        x = self.inputs.index_select(0, flat)
+        if self.pipeline.transforms:
+            x = self._transformed(x, flat_keys)
         y = self.targets.index_select(0, flat)
-        return _shaped(x, indices.shape), _shaped(y, indices.shape)
+        return x.view(indices.shape + x.shape[1:]), y.view(indices.shape + y.shape[1:])
 
     @override
     def batches(self, plan: Plan) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
 from lfl.client import NO_EXTRAS, ClientModel, Extras
@@ -24,6 +24,7 @@ from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, Phase, Round
 
 _WHOLE_BATCH = 128  # examples at a time in a pass over a client's whole data
+_JOINT_EXAMPLES = 256  # that go through the model at x in one pass
 _LOGGED_STEPS = 256  # steps whose logged values are kept before they are summed
 _FRACTIONS = 8  # a padded batch has the cohort's clients, or so many eighths of them
 
@@ -69,6 +70,7 @@ class LocalEngine(ABC):
         self._global: list[dict[str, Tensor]] = []  # features of the model at x, for each of the plans
         self._keys = torch.zeros(1, dtype=torch.int64)
         self._recording = False
+        self._is_joint: bool | None = None  # whether many batches can share a pass of the model at x; not known yet
         self._logged: dict[str, list[tuple[slice | Tensor, Any, Tensor]]] = {}  # by name: rows, sizes, values
         self._traced: list[TracedStep] | None = None
         self._is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
@@ -111,6 +113,10 @@ class LocalEngine(ABC):
     @abstractmethod
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
         """The order in which the clients of a round are put into cohorts, as positions in ``ids``."""
+
+    @abstractmethod
+    def deal(self, work: Tensor, num_processes: int) -> Tensor:
+        """The process that trains each client [M], from the clients' expected work [M]; the same on all processes."""
 
     def cohorts(self, round: Round, buffers: Tensor) -> Iterator[Cohort]:
         """Deal ``round.local_clients`` into cohorts, not yet trained."""
@@ -180,13 +186,17 @@ class LocalEngine(ABC):
             keys = client_keys(keys, self.seed, *self._address("model", cohort))
         descends = self._descends(cohort, phase)
         with self.model.training_only(self._trained[self._phase]):
-            for step, plans in itertools.groupby(self._batches(cohort, phase), key=lambda item: item[0].step):
-                self._plans = list(plans)
+            for step, plans in itertools.groupby(self._reading_ahead(cohort, phase), key=lambda item: item[0].step):
+                items = list(plans)
+                self._plans = [(plan, batch) for plan, batch, _ in items]
                 cohort.step, cohort.active = step, self._plans[0][0].active
                 self._keys = fold(keys, step) if self.model.random_operations else keys
                 # Once a step, however often its gradient is asked for.
                 server = cohort.round.server
-                self._global = [self.global_features(b, self._keys[plan.rows], server) for plan, b in self._plans]
+                self._global = [
+                    self.global_features(batch, self._keys[plan.rows], server) if features is None else features
+                    for plan, batch, features in items
+                ]
                 self._recording = True
                 if descends:
                     self._descend(cohort, phase)
@@ -322,6 +332,52 @@ class LocalEngine(ABC):
                 total[plan.rows] += part * plan.indices.shape[1]
         return total / sizes.to(params)[:, None]
 
+    def _reading_ahead(self, cohort: Cohort, phase: Phase) -> Iterator[tuple[BatchPlan, Any, dict[str, Tensor] | None]]:
+        """``_batches`` with what the loss terms read of the model at x, where many batches can share its pass."""
+        batches = self._batches(cohort, phase)
+        if not self.model.global_feature_names or self._is_joint is False:
+            yield from ((plan, batch, None) for plan, batch in batches)
+            return
+        at_once = max(1, _JOINT_EXAMPLES // (len(cohort) * self.data.batch_size))
+        while some := list(itertools.islice(batches, at_once)):
+            found = self._joint_features(cohort, some)
+            for (plan, batch), features in zip(some, found, strict=True):
+                yield plan, batch, features
+
+    def _joint_features(
+        self, cohort: Cohort, some: list[tuple[BatchPlan, Any]]
+    ) -> list[dict[str, Tensor]] | list[None]:
+        """The features of some batches from one pass; None for each where a pass depends on who else is in it.
+
+        The model at x is the same for all clients and steps, so that their examples may go through it together, unless
+        it draws random numbers, has statistics that training changes, or lets examples see each other. The last is
+        found by trying, once.
+        """
+        if self._is_joint is None and (self.model.random_operations or self.model.changed_buffers):
+            self._is_joint = False
+        if self._is_joint is False:
+            return [None] * len(some)
+        shapes = [next(leaf.shape[:2] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) for _, batch in some]
+        joined = tree_map(lambda *parts: torch.cat([x.flatten(0, 1) for x in parts]), *(batch for _, batch in some))
+        self.model.bind(cohort.round.server)  # `gradients` binds a client's row again
+        features = self.model.global_features(joined, self._keys[0], None)
+        counts = [shape.numel() for shape in shapes]
+        if any(value.shape[:1] != (sum(counts),) for value in features.values()):
+            self._is_joint = False
+            return [None] * len(some)
+        parts = {name: value.split(counts) for name, value in features.items()}
+        found = [
+            {name: part[index].unflatten(0, shape) for name, part in parts.items()}
+            for index, shape in enumerate(shapes)
+        ]
+        if self._is_joint is None:
+            plan, batch = some[0]
+            keys = cohort.ids.to(cohort.values.device)[plan.rows]
+            alone = self.global_features(batch, keys, cohort.round.server)
+            self._is_joint = all(_are_close(found[0][name], value) for name, value in alone.items())
+            return found if self._is_joint else [None] * len(some)
+        return found
+
     def _batches(self, cohort: Cohort, phase: Phase) -> Iterator[tuple[BatchPlan, Any]]:
         """Plans and batches of a phase of a cohort's work."""
         device, sizes = cohort.values.device, cohort.num_examples
@@ -381,6 +437,13 @@ class LocalEngine(ABC):
     @abstractmethod
     def collect(self, cohort: Cohort) -> None:
         """Take what training left in the model (buffers)."""
+
+
+def _are_close(a: Tensor, b: Tensor) -> bool:
+    """Whether two are the same but for rounding, of the less precise of their types."""
+    tolerance = 1e-2 if min(a.dtype.itemsize, b.dtype.itemsize) < 4 else 1e-4
+    a, b = a.double(), b.double()
+    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max())
 
 
 def _extras(cohort: Cohort, plan: BatchPlan, features: dict[str, Tensor]) -> Extras:

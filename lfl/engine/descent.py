@@ -29,7 +29,7 @@ def descend_in_place(recorded: fx.GraphModule) -> None:
     rows = arguments[0].meta["val"].shape[0]
     sizes = [_numel(recorded, piece) // rows for piece in pieces]
     with graph.inserting_before(output):
-        parts = graph.call_function(torch.split, (arguments[0], sizes, 1))
+        parts = graph.call_function(torch.split_with_sizes, (arguments[0], sizes, 1))
         for index, piece in enumerate(pieces):
             product, is_transposed = _product(piece)
             if product is None:
@@ -84,7 +84,8 @@ def _swaps_last(node: Any) -> bool:
 
 @has_side_effect
 def _add_scaled(parts: list[Tensor], index: int, piece: Tensor, factor: float) -> None:
-    parts[index].add_(piece.reshape(parts[index].shape), alpha=factor)
+    part = parts[index]
+    part.add_(piece if piece.shape == part.shape else piece.reshape(part.shape), alpha=factor)
 
 
 @has_side_effect

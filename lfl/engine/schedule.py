@@ -84,7 +84,7 @@ class LocalSchedule:
         shuffle: bool = True,
         padding: Padding | None = None,
     ) -> None:
-        self._padding, self._sizes, self._batch_size = padding, sizes, batch_size
+        self._padding, self._batch_size = padding, batch_size
         self._epoch, self._batch, self._size = _plan(sizes, num_steps, batch_size)
         working = num_steps.numpy() > np.arange(len(self._size))[:, None]
         self._active = working.sum(axis=1)
@@ -97,10 +97,11 @@ class LocalSchedule:
         self._is_even = ((places == places[..., :1]) | ~working).all(axis=(0, 2)).tolist()
 
     def __iter__(self) -> Iterator[BatchPlan]:
+        if self._padding is not None:
+            yield from self._padded(self._padding)
+            return
         for step, active in enumerate(self._active.tolist()):
-            if self._padding is not None:
-                yield self._pad(step, active, self._padding)
-            elif self._is_even[step]:
+            if self._is_even[step]:
                 yield self._plan_of(step, active, slice(0, active), int(self._size[step, 0]), is_last=True)
             else:
                 sizes = self._size[step, :active]
@@ -125,23 +126,37 @@ class LocalSchedule:
             keys = fold(self._augment_keys[rows], epochs)[:, None] + torch.from_numpy(places).to(device)
         return BatchPlan(step, active, is_last, rows, indices, keys, size)
 
-    def _pad(self, step: int, active: int, padding: Padding) -> BatchPlan:
+    def _padded(self, padding: Padding) -> Iterator[BatchPlan]:
         """All clients of a step in one batch: short ones repeat their last example, with weight zero."""
-        device = self._order.device
-        count = min(len(self._sizes), -(-active // padding.rows) * padding.rows)
-        sizes = self._size[step, :count] * (np.arange(count) < active)
-        columns = np.minimum(np.arange(padding.width), np.maximum(sizes[:, None], 1) - 1)
-        firsts = np.where(np.arange(count) < active, self._first[step, :count], 0)  # the others have none
-        places, used = (torch.from_numpy(x).to(device) for x in (firsts[:, None] + columns, sizes))
-        is_used = torch.arange(padding.width, device=device) < used[:, None]
-        weights = is_used.to(padding.dtype) / used[:, None].clamp(min=1).to(padding.dtype)
-        keys = None
-        if self._augment_keys is not None:
-            epochs = torch.from_numpy(self._epoch[step, :count]).to(device)
-            shift = torch.from_numpy(self._batch[step, :count, None] * self._batch_size + columns).to(device)
-            keys = fold(self._augment_keys[:count], epochs)[:, None] + shift
-        indices = self._order[:count].gather(1, places)
-        return BatchPlan(step, active, True, slice(0, count), indices, keys, sizes.astype(np.float64), (weights,))
+        device, clients = self._order.device, np.arange(len(self._order))
+        per_block = max(1, _AT_A_TIME // (len(clients) * padding.width))
+        for start in range(0, len(self._size), per_block):  # many steps in one operation
+            block = slice(start, start + per_block)
+            working = clients < self._active[block, None]
+            sizes = np.where(working, self._size[block], 0)[..., None]
+            columns = np.minimum(np.arange(padding.width), np.maximum(sizes, 1) - 1)
+            firsts = np.where(working, self._first[block], 0)[..., None]  # those who are done have no more epochs
+            places = torch.from_numpy(firsts + columns).to(device)
+            is_used = torch.from_numpy(np.arange(padding.width) < sizes).to(device, padding.dtype)
+            weights = is_used / is_used.sum(dim=2, keepdim=True).clamp_(min=1)
+            keys = None
+            if self._augment_keys is not None:
+                shifts = torch.from_numpy(self._batch[block, :, None] * self._batch_size + columns).to(device)
+                epochs = torch.from_numpy(self._epoch[block]).to(device)
+                keys = fold(self._augment_keys, epochs)[..., None] + shifts
+            counted = sizes[..., 0].astype(np.float64)
+            for index, active in enumerate(self._active[block].tolist()):
+                count = min(len(clients), -(-active // padding.rows) * padding.rows)
+                yield BatchPlan(
+                    start + index,
+                    active,
+                    True,
+                    slice(0, count),
+                    self._order[:count].gather(1, places[index, :count]),
+                    None if keys is None else keys[index, :count],
+                    counted[index, :count],
+                    (weights[index, :count],),
+                )
 
 
 def _shuffled(indices: Tensor, sizes: Tensor, epochs: int, keys: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from lfl.client import Extras
+from lfl.distributed import deal
 from lfl.engine.base import LocalEngine
 from lfl.randomness import derive_seed
 from lfl.round import Cohort
@@ -21,6 +22,10 @@ class SequentialEngine(LocalEngine):
     @override
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
         return torch.arange(len(ids))
+
+    @override
+    def deal(self, work: Tensor, num_processes: int) -> Tensor:
+        return deal(work, num_processes)
 
     @override
     def gradients(

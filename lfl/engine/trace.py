@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass, get_CSE_banned_ops
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lfl.engine.descent import descend_in_place
@@ -178,7 +179,7 @@ def _record(step: Step, arguments: Any, descend: bool = False) -> tuple[Replay, 
     for name, constant in [*recorded.named_parameters(), *recorded.named_buffers()]:
         if constant.requires_grad:
             setattr(recorded, name, torch.nn.Parameter(constant.detach(), requires_grad=False))
-    _simplify(recorded)
+    recorded = _simplify(recorded)
     if descend:
         descend_in_place(recorded)
     _finish(recorded)
@@ -186,14 +187,15 @@ def _record(step: Step, arguments: Any, descend: bool = False) -> tuple[Replay, 
     return replay, names
 
 
-def _simplify(recorded: fx.GraphModule) -> None:
+def _simplify(recorded: fx.GraphModule) -> fx.GraphModule:
     """Drop operations that change nothing, and compute once what does not depend on the arguments. Keeps every bit."""
     graph = recorded.graph
     graph.eliminate_dead_code()
     calls = [node for node in graph.nodes if node.op == "call_function"]
     if any(node.target._schema.is_mutable for node in calls if isinstance(node.target, OpOverload)):
-        return  # what is written in place must be made anew at every call
+        return recorded  # what is written in place must be made anew at every call
     for node in calls:
+        _skip_unit_factor(node)
         same = _unchanged(node)
         if same is not None:
             node.replace_all_uses_with(same)
@@ -205,6 +207,10 @@ def _simplify(recorded: fx.GraphModule) -> None:
                 node.replace_all_uses_with(graph.get_attr(name))
             graph.erase_node(node)
     graph.eliminate_dead_code()
+    shared = CSEPass(get_CSE_banned_ops())(recorded)
+    assert shared is not None
+    found: fx.GraphModule = shared.graph_module
+    return found
 
 
 def _finish(recorded: fx.GraphModule) -> None:
@@ -229,15 +235,22 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
     if node.target is _aten.pow.Tensor_Scalar:
         return source if arguments[1] == 1 and _same_shape(node, source) else None
     if node.target is _aten.mul.Tensor:
-        return (
-            source
-            if arguments[1] == 1 and not isinstance(arguments[1], fx.Node) and _same_shape(node, source)
-            else None
-        )
+        return source if arguments[1] == 1 and _same_shape(node, source) else None
     if node.target is _aten.t.default and source.target is _aten.t.default:
         return source.args[0]  # type: ignore[return-value]
     views = (_aten.alias.default, _aten.detach.default, _aten.view.default, _aten._unsafe_view.default)
     return source if node.target in (*views, _aten.expand.default) and _same_shape(node, source) else None
+
+
+def _skip_unit_factor(node: fx.Node) -> None:
+    """Let a view of ``x * 1``, which vmap makes of a bias that is part of a row, be one of x."""
+    source: Any = node.args[0] if node.args else None
+    if node.target is not _aten.view.default or source.target is not _aten.mul.Tensor:
+        return
+    value = source.args[0]
+    if source.args[1] == 1 and value.meta["val"].shape == source.meta["val"].shape:
+        node.target = _aten.reshape.default
+        node.replace_input_with(source, value)
 
 
 def _same_shape(node: fx.Node, source: fx.Node) -> bool:

@@ -9,10 +9,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
 from lfl.client import NO_EXTRAS, ClientModel, Extras
+from lfl.distributed import deal_together
 from lfl.engine.base import LocalEngine
 from lfl.optim import ELEMENTWISE, build_optimizer
 from lfl.randomness import uniform
 from lfl.round import Cohort
+
+_SHARED = 3.0  # a step of a small network on a CPU costs as much as three clients add to it
 
 
 class VectorizedEngine(LocalEngine):
@@ -24,6 +27,10 @@ class VectorizedEngine(LocalEngine):
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
         by_size = torch.argsort(sizes, descending=True, stable=True)
         return by_size[torch.argsort(num_steps[by_size], descending=True, stable=True)]
+
+    @override
+    def deal(self, work: Tensor, num_processes: int) -> Tensor:
+        return deal_together(work, num_processes, _SHARED)
 
     @override
     def gradients(
@@ -82,7 +89,7 @@ def batched_loss(
             return loss(params, tree_map(lambda x: x[None], example), key, extras)
 
         losses, logs = vmap(of_example, randomness="error")(batch)
-        return weights @ losses, {name: weights @ values.to(weights) for name, values in logs.items()}
+        return (weights * losses).sum(), {name: (weights * values).sum() for name, values in logs.items()}
 
     # Random operations without a key raise instead of drawing numbers that depend on the cohort.
     return vmap(padded if weights else loss, randomness="error")(params, batch, keys, extras, *weights)

@@ -73,6 +73,15 @@ class LocalWork:
             total = total + phase.num_steps(sizes, batch_size)
         return total
 
+    def expected(self, sizes: Tensor, batch_size: int) -> Tensor:
+        """How long each client takes [C], in units of no meaning: a step costs as much as a full batch of examples."""
+        if self.sampling == "replacement":
+            return self.num_steps(sizes, batch_size)
+        steps_per_epoch = steps_per_epoch_of(sizes, batch_size)
+        steps = self.num_steps(sizes, batch_size)
+        epochs, rest = steps // steps_per_epoch, steps % steps_per_epoch
+        return steps * batch_size + epochs * sizes + torch.minimum(rest * batch_size, sizes)
+
     def clip(self, gradients: Tensor) -> Tensor:
         """Clip rows [A, D] in place."""
         if self.clip_value is None:
