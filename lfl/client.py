@@ -379,9 +379,26 @@ class ClientModel:
         self.logged_metrics = list(self.recorder.metrics)
         self.reset_metrics()
 
-    def compute_metrics(self) -> dict[str, float]:
-        """Values of the Metric objects logged since the last call, over all their examples."""
-        computed = {name: float(metric.compute()) for name, metric in self.recorder.metrics.items()}
+    def compute_metrics(self, gather: Callable[[Any], list[Any]] | None = None) -> dict[str, float]:
+        """Values of the Metric objects logged since the last call, over all their examples.
+
+        A Metric object meets those of the other processes when it is computed, so that all must compute the same ones,
+        whether or not they had anything to log.
+
+        Args:
+            gather: gives the values of all processes; None to compute this process's own.
+        """
+        places = {id(metric): index for index, metric in enumerate(self._metrics)}  # `==` of metrics makes a metric
+        logged = {name: places[id(metric)] for name, metric in self.recorder.metrics.items()}
+        if gather is not None and self._metrics:
+            logged = {name: index for part in gather(logged) for name, index in part.items()}
+        computed = {}
+        for name, index in sorted(logged.items()):
+            metric = self._metrics[index]
+            together = metric.distributed_available_fn
+            metric.distributed_available_fn = together if gather is not None else lambda: False
+            computed[name] = float(metric.compute())
+            metric.distributed_available_fn = together
         self.reset_metrics()
         return computed
 

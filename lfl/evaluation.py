@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lfl.distributed import ProcessSums
+from lfl.distributed import ProcessSums, gather_objects
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -68,7 +69,7 @@ class Evaluator:
                 self._model.recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
                 metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
-                metrics.update(self._model.compute_metrics())
+                metrics.update(self._model.compute_metrics(partial(gather_objects, self._fabric)))
                 self._call(f"on_{prefix}_end")
         finally:
             for part, training in modes.items():  # as Lightning does: frozen parts may be in evaluation mode

@@ -235,7 +235,7 @@ class FederatedLoop:
         for name, total in round.take("metrics/").items():
             if not name.endswith("/count"):
                 round.log(name, total / round.sums[f"metrics/{name}/count"])
-        for name, value in trainer.client_model.compute_metrics().items():
+        for name, value in trainer.client_model.compute_metrics(trainer.gather_objects).items():
             round.log(name, value)
         if trainer.is_evaluation_due(round.number):
             for name, value in trainer.evaluate_server("validate", trainer.val_dataloaders).items():

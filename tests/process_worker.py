@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from conftest import Quadratic, QuadraticData, mlp, train, train_quadratic
+from conftest import Quadratic, QuadraticData, mlp, ragged_data, train, train_quadratic
 from methods import METHODS, train_method
 from test_buffers import batch_norm, even_data
+from torchmetrics.classification import MulticlassAccuracy
 
 from lfl.callbacks import FederatedCallback, Scaffold
 from lfl.checkpointing import Checkpointing
 from lfl.distributed import ProcessSums, gather_objects
+from lfl.models import Classifier
 from lfl.participation import FixedParticipation, FullParticipation
 from lfl.round import Cohort, Round
 from lfl.trainer import FederatedTrainer
@@ -53,6 +55,32 @@ def few_clients(folder: Path, devices: int, callbacks: list[FederatedCallback]) 
 def with_buffers(folder: Path, devices: int) -> FederatedTrainer:
     participation = FixedParticipation([[0, 2], [1], [0, 1, 3]])
     return train([], folder / "buffers", batch_norm(), even_data(5), devices=devices, participation=participation)
+
+
+class Measured(Classifier):
+    """Logs Metric objects in training and validation; some process has nothing to update them with."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp().backbone, lr=0.1)
+        self.train_accuracy = MulticlassAccuracy(4, average="micro")
+        self.accuracy = MulticlassAccuracy(4, average="micro")
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.train_accuracy.update(self(batch[0]), batch[1])
+        self.log("measured_train", self.train_accuracy)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.accuracy.update(self(batch[0]), batch[1])
+        self.log("measured", self.accuracy)
+
+
+def with_metrics(folder: Path, devices: int) -> dict[str, Any]:
+    """The validation set is one batch, and each round has one client."""
+    participation = FixedParticipation([[2], [5], [1]])
+    options = {"participation": participation, "check_val_every_n_rounds": 1, "devices": devices}
+    trainer = train([], folder / "metrics", Measured(), ragged_data(), **options)
+    return {name: trainer.summary.last(name) for name in ("measured_train", "measured")}
 
 
 class Stop(FederatedCallback):
@@ -168,6 +196,7 @@ def on_one_machine(folder: Path) -> dict[str, Any]:
     results["resumed twice"] = summary(run("scaffold-2", folder, devices=2, max_rounds=7, ckpt_path="last"))
     results["few"] = few_clients(folder, 2, []).server.vector
     results["few with state"] = few_clients(folder, 2, [Scaffold()]).server.vector
+    results["metrics"] = with_metrics(folder, 2)
     results["buffers"] = with_buffers(folder, 2).server_state_dict()
     results["dealt"] = dealt(folder, 2, [])
     results["at home"] = dealt(folder, 2, [Scaffold()])

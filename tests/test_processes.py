@@ -12,7 +12,7 @@ import torch
 from cli_world import World
 from conftest import Quadratic, QuadraticData
 from methods import METHODS
-from process_worker import few_clients, quadratic, run, summary, with_buffers
+from process_worker import few_clients, quadratic, run, summary, with_buffers, with_metrics
 
 from lfl.callbacks import Scaffold
 
@@ -58,6 +58,14 @@ def test_a_run_of_two_processes_is_resumed(two_processes: dict[str, Any], tmp_pa
 def test_processes_without_clients(two_processes: dict[str, Any], tmp_path: Path) -> None:
     close(two_processes["few"], few_clients(tmp_path, 1, []).server.vector)
     close(two_processes["few with state"], few_clients(tmp_path, 1, [Scaffold()]).server.vector)
+
+
+def test_metric_objects_meet_though_a_process_has_nothing_to_measure(
+    two_processes: dict[str, Any], tmp_path: Path
+) -> None:
+    found, expected = two_processes["metrics"], with_metrics(tmp_path, 1)
+    assert found == expected
+    assert 0 < found["measured"][0] < 1
 
 
 def test_buffers_are_joined(two_processes: dict[str, Any], tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 from report import Table
-from torch import nn
 from typing_extensions import override
+from workloads import small_cnn
 
 from lfl.callbacks import FederatedCallback
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
@@ -36,20 +36,6 @@ from lfl.round import Cohort, Round
 from lfl.trainer import FederatedTrainer
 
 EXAMPLES = 50
-
-
-def small_cnn() -> nn.Module:
-    """Four convolutions and two linear layers."""
-
-    def block(width_in: int, width: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        ]  # fmt: skip
-
-    return nn.Sequential(
-        *block(3, 32), *block(32, 64), nn.Flatten(), nn.Linear(64 * 64, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
 
 
 WORKLOADS: dict[str, tuple[Any, int]] = {

@@ -5,7 +5,6 @@ ICLR 2021, https://arxiv.org/abs/2010.01412; on clients: Z. Qu, X. Li, R. Duan, 
 Federated Learning via Sharpness Aware Minimization", ICML 2022, https://arxiv.org/abs/2206.02618.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ def climb(params: Tensor, gradients: Tensor, rho: float) -> Tensor:
     """``y + rho g / |g|`` of every row, [A, D]; y where g is zero. Overwrites ``gradients``."""
     # First to a largest entry of one, so that squares neither vanish nor overflow. torch adds in pairs, which is as
     # good as float64 here, and on a CPU twenty times as fast.
-    largest = torch.linalg.vector_norm(gradients, math.inf, dim=1, keepdim=True)
+    largest = torch.maximum(gradients.amax(dim=1, keepdim=True), -gradients.amin(dim=1, keepdim=True))
     gradients.div_(largest.where(largest > 0, 1.0))
     norms = gradients.square().sum(dim=1, keepdim=True).sqrt_()
     return gradients.mul_((rho / norms).where(norms > 0, 0.0)).add_(params)
