@@ -266,6 +266,7 @@ def plot(measured: list[Curve], path: Path) -> None:
 
 VARIANTS = {
     "sequential": Job("sequential", hidden=0),
+    "sequential, traced": Job("sequential", hidden=0, traced=True),
     "vectorized": Job("vectorized", hidden=0),
     "vectorized, traced": Job("vectorized", hidden=0, traced=True),
 }
@@ -276,7 +277,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "select": (("_select",), ()),
     "download": (("_download",), ()),
     "train: cohorts": (("cohorts", "train", "_load_buffers", "_refuse_nonfinite"), ("run_round",)),
-    "train: batches": (("_batches", "<genexpr>"), ("_train_phase", "_descend")),
+    "train: batches": (("_reading_ahead",), ("_train_phase",)),
     "train: gradient": (("_train_phase",), ()),
     "train: step": (("step",), ("_train_phase",)),
     "upload": (("_upload",), ()),

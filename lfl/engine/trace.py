@@ -52,7 +52,7 @@ _SHORT_CUTS = {
     _aten.view.default: Tensor.view,
     _aten.expand.default: Tensor.expand,
 }
-# How far a gradient added by a matrix product may be from the same in two operations, of the largest movement.
+# How far a gradient added by a matrix product may be from the same in two operations, of the largest number.
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
 
 
@@ -117,12 +117,21 @@ class TracedStep:
         shape = _shape_of(leaves)
         if shape not in self._descents:
             self._descents[shape] = _record(self._step, (params, *arguments), descend=True)
-            gradients, losses, logs = self._step(params, *arguments)
-            expected, moved = params - rate * gradients, rate * float(gradients.abs().max())
-            found = self._replay_descent(shape, leaves, rate)
-            _compare((params, *found), (expected, losses, logs), within=_TOLERANCE[params.dtype], scale=moved)
-            return found
+            self._check_descent(shape, leaves, self._step(params, *arguments))
         return self._replay_descent(shape, leaves, rate)
+
+    def _check_descent(
+        self, shape: Any, leaves: list[Tensor], computed: tuple[Tensor, Tensor, dict[str, Tensor]]
+    ) -> None:
+        """Compare with the step itself, on the side, at a rate that moves parameters as far as the largest one is."""
+        gradients, losses, logs = computed
+        params, largest = leaves[0].clone(), float(gradients.abs().max())
+        size = max(1.0, float(params.abs().max()))
+        rate = size / largest if largest else 1.0
+        expected = params - rate * gradients
+        found = self._replay_descent(shape, [params, *leaves[1:]], rate)
+        _compare(found, (losses, logs))
+        _compare(params, expected, within=_TOLERANCE[params.dtype] * size)
 
     def _replay_descent(self, shape: Any, leaves: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         replay, names = self._descents[shape]
@@ -134,11 +143,10 @@ def _shape_of(leaves: list[Tensor]) -> Any:
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
-def _compare(replayed: Any, computed: Any, within: float = 0.0, scale: float = 0.0) -> None:
-    """Raise unless the two agree to the bit, or to ``within`` of a value and of ``scale``."""
+def _compare(replayed: Any, computed: Any, within: float = 0.0) -> None:
+    """Raise unless the two agree to the bit, or to ``within``."""
     pairs = zip(tree_leaves(replayed), tree_leaves(computed), strict=True)
-    atol = within * scale
-    if not all(torch.allclose(a, b, rtol=within and 1e-3 * within, atol=atol, equal_nan=True) for a, b in pairs):
+    if not all(torch.allclose(a, b, rtol=0.0, atol=within, equal_nan=True) for a, b in pairs):
         raise TraceError(
             "The training step, recorded and replayed, gives other numbers than the step itself: it depends on "
             "something besides its batch and parameters. Use `trainer.trace_steps=false`."
