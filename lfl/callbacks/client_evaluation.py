@@ -11,6 +11,7 @@ from typing_extensions import override
 from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.callbacks.personal import personalized
 from lfl.checks import check_number
+from lfl.distributed import at_home
 from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
 from lfl.randomness import derive_seed
 from lfl.round import Round
@@ -67,7 +68,7 @@ class ClientEvaluation(FederatedCallback):
         if round.number % self.every_n_rounds and round.number != trainer.max_rounds:
             return
         ids = self._clients(trainer)
-        mine = ids[ids % trainer.world_size == trainer.global_rank]
+        mine = ids[at_home(ids, trainer.fabric)]
         found: list[tuple[int, dict[str, float]]] = []
         for part in mine.split(trainer.engine.cohort_size):
             found += self._evaluate(round, part)

@@ -75,11 +75,9 @@ class TensorStore(Store):
         if flat.device != device:
             flat = _moved(flat, device)
         flat_keys = None if keys is None else _moved(keys.reshape(-1), device)
-        x = self.inputs.index_select(0, flat)
-        if self.pipeline.transforms:
-            x = self._transformed(x, flat_keys)
+        x = self._transformed(self.inputs.index_select(0, flat), flat_keys)
         y = self.targets.index_select(0, flat)
-        return x.view(indices.shape + x.shape[1:]), y.view(indices.shape + y.shape[1:])
+        return _shaped(x, indices.shape), _shaped(y, indices.shape)
 
     @override
     def batches(self, plan: Plan) -> Iterator[Batch]:

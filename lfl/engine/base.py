@@ -211,12 +211,14 @@ class LocalEngine(ABC):
                 for callback in self._stepping:
                     callback.on_step_end(cohort)
 
+    @property
+    def _records_descents(self) -> bool:
+        return self._traced is not None and self.may_descend and not self._is_wrapped
+
     def _descends(self, cohort: Cohort, phase: Phase) -> bool:
         """Whether nothing comes between the loss's gradient and ``values -= rate * gradient``, in a recorded step."""
         return (
-            self._traced is not None
-            and self.may_descend
-            and not self._is_wrapped
+            self._records_descents
             and cohort.round.basis is None
             and self.work.clip_value is None
             and phase.trained is None
@@ -246,7 +248,8 @@ class LocalEngine(ABC):
         size = next(leaf.shape[1] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         weights = (params.new_full((len(params), size), 1 / size),) if self.padded_width else ()
         arguments = batch, keys, anchor, extras, *weights
-        if self._traced is not None and self.may_descend and not self._is_wrapped:
+        if self._records_descents:
+            assert self._traced is not None
             self._traced[0].descend(0.0, params, *arguments)
         else:
             params -= 0.0 * self._gradients(params, *arguments, step=0)[0]

@@ -22,7 +22,6 @@ class BatchPlan:
     Attributes:
         step: the local step.
         active: clients at work in this step.
-        is_last: whether it completes the step.
         rows: the clients, as rows of the cohort.
         indices: positions in the training data [G, b].
         keys: keys of the examples' augmentation [G, b], if there is any.
@@ -32,7 +31,6 @@ class BatchPlan:
 
     step: int
     active: int
-    is_last: bool
     rows: slice | Tensor
     indices: Tensor
     keys: Tensor | None
@@ -102,15 +100,13 @@ class LocalSchedule:
             return
         for step, active in enumerate(self._active.tolist()):
             if self._is_even[step]:
-                yield self._plan_of(step, active, slice(0, active), int(self._size[step, 0]), is_last=True)
+                yield self._plan_of(step, active, slice(0, active), int(self._size[step, 0]))
             else:
                 sizes = self._size[step, :active]
-                distinct = np.unique(sizes)[::-1].tolist()
-                for size in distinct:
-                    rows = _as_rows(np.flatnonzero(sizes == size))
-                    yield self._plan_of(step, active, rows, size, size == distinct[-1])
+                for size in np.unique(sizes)[::-1].tolist():
+                    yield self._plan_of(step, active, _as_rows(np.flatnonzero(sizes == size)), size)
 
-    def _plan_of(self, step: int, active: int, rows: slice | Tensor, size: int, is_last: bool) -> BatchPlan:
+    def _plan_of(self, step: int, active: int, rows: slice | Tensor, size: int) -> BatchPlan:
         """One batch of clients whose batches have ``size`` examples."""
         device = self._order.device
         if self._is_even[step]:
@@ -124,7 +120,7 @@ class LocalSchedule:
             epochs = torch.from_numpy(self._epoch[step, rows]).to(device)
             places = self._batch[step, rows, None] * self._batch_size + np.arange(size)
             keys = fold(self._augment_keys[rows], epochs)[:, None] + torch.from_numpy(places).to(device)
-        return BatchPlan(step, active, is_last, rows, indices, keys, size)
+        return BatchPlan(step, active, rows, indices, keys, size)
 
     def _padded(self, padding: Padding) -> Iterator[BatchPlan]:
         """All clients of a step in one batch: short ones repeat their last example, with weight zero."""
@@ -150,7 +146,6 @@ class LocalSchedule:
                 yield BatchPlan(
                     start + index,
                     active,
-                    True,
                     slice(0, count),
                     self._order[:count].gather(1, places[index, :count]),
                     None if keys is None else keys[index, :count],
@@ -205,7 +200,7 @@ class ReplacementSchedule:
             columns = slice(step * self._batch_size, (step + 1) * self._batch_size)
             keys = None if self._keys is None else self._keys[:active, columns]
             indices = self._order[:active, columns]
-            yield BatchPlan(step, active, True, slice(0, active), indices, keys, self._batch_size)
+            yield BatchPlan(step, active, slice(0, active), indices, keys, self._batch_size)
 
 
 def _plan(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -221,12 +216,6 @@ def count_calls(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[int,
     _, _, size = _plan(sizes, num_steps, batch_size)
     working = num_steps.numpy() > np.arange(len(size))[:, None]
     return sum(len(np.unique(row[mask])) for row, mask in zip(size, working, strict=True)), int(working.sum())
-
-
-def count_padded(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[int, int]:
-    """How many batches a cohort takes when all clients at work share one, and how many apart."""
-    del sizes, batch_size
-    return int(num_steps.max()), int(num_steps.sum())
 
 
 def steps_per_epoch_of(sizes: Tensor, batch_size: int) -> Tensor:

@@ -12,7 +12,7 @@ from lfl.callbacks.base import FederatedCallback
 from lfl.client import ClientModel, Extras
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
-from lfl.engine.schedule import count_calls, count_padded
+from lfl.engine.schedule import count_calls
 from lfl.engine.sequential import SequentialEngine
 from lfl.engine.vectorized import VectorizedEngine, is_mean_over_examples, why_not_vectorized
 from lfl.engine.work import LocalWork
@@ -167,8 +167,8 @@ def _is_faster(
     batched = 0.0
     for rows in vectorized.order(ids, steps, sizes).split(size):
         # Clients whose batches have the same size at a step are one call; padded, all clients are.
-        count = count_padded if vectorized.padded_width else count_calls
-        calls, members = count(sizes[rows], steps[rows], data.batch_size)
+        calls, members = count_calls(sizes[rows], steps[rows], data.batch_size)
+        calls = int(steps[rows].max()) if vectorized.padded_width else calls
         batched += alone * calls + max(each, 0.0) * (members - calls)
     return batched < _MARGIN * one * int(steps.sum())
 
