@@ -4,10 +4,11 @@ import math
 from typing import Any
 
 
-def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(owner: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     """Raises ValueError unless ``value`` is one of ``allowed``; an empty ``owner`` is not named."""
     if value not in allowed:
-        raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be one of {', '.join(allowed)}.")
+        choices = ", ".join(map(str, allowed))
+        raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be one of {choices}.")
 
 
 def check_number(

@@ -88,7 +88,8 @@ class FederatedTrainer(LightningFacade):
             a GPU's memory can hold, at most 128.
         trace_steps: record the local step once per shape of batch and replay it without Python; for a training step
             that depends on nothing but its batch and parameters. Same bits, but for rounding where plain SGD is made
-            part of the step, and faster.
+            part of the step, and faster. compile has torch.compile make kernels (on a GPU, CUDA graphs) of what was
+            recorded, which takes seconds a shape; same numbers to rounding.
         aggregator: from the clients' updates to one.
         server_optimizer: any torch optimizer; steps the model along the aggregate. SGD with lr 1 is FedAvg.
         system: simulates how long uploads (sim/uplink_time) or rounds (sim/time) take; none for no simulation.
@@ -122,7 +123,7 @@ class FederatedTrainer(LightningFacade):
         local_sampling: Literal["epochs", "replacement"] = "epochs",
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         cohort_size: PositiveInt | None = None,
-        trace_steps: bool = False,
+        trace_steps: bool | Literal["compile"] = False,
         aggregator: Aggregator = lazy_instance(MeanAggregator),
         server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer] = lambda params: torch.optim.SGD(
             params, lr=1.0
@@ -142,6 +143,7 @@ class FederatedTrainer(LightningFacade):
         seed: NonNegativeInt = 0,
     ) -> None:
         check_choice("", "engine", engine, ("auto", "sequential", "vectorized"))
+        check_choice("", "trace_steps", trace_steps, (True, False, "compile"))
         check_choice("", "buffers", buffers, ("average", "server", "client"))
         check_choice("", "on_nonfinite", on_nonfinite, ("stop", "skip"))
         check_choice("", "gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
@@ -353,6 +355,10 @@ class FederatedTrainer(LightningFacade):
         self.client_model.bind(self.server.vector.clone())
         self.client_model.module.load_state_dict(state_dict)
 
+    def _ask_first_process(self, question: Callable[[], Any]) -> Any:
+        """The first process's answer, on all processes."""
+        return self.fabric.broadcast(question() if self.is_global_zero else None)
+
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all processes, in order of rank; every process must call it."""
         return gather_objects(self.fabric, value)
@@ -459,15 +465,20 @@ class FederatedTrainer(LightningFacade):
             self.checkpoint.start()
         self.learning_rates = LearningRates(model)
         self.val_dataloaders = self.data.val_dataloader() if self._evaluator.can("validate") else None
-        name, cohort_size = self.engine_name, self.cohort_size
-        if resumed_engine is not None and name == "auto":
-            name, cohort_size = resumed_engine["name"], cohort_size or resumed_engine["cohort_size"]
-        per_round = len(self.participation.select(1, self.num_clients, self.seed))
-        arguments = self.client_model, self.data, self.work, self.stack, self.seed
-        self.engine = build_engine(name, *arguments, cohort_size, per_round, self.trace_steps)
-        chosen = self.fabric.broadcast((self.engine.name, self.engine.cohort_size))
-        if chosen != (self.engine.name, self.engine.cohort_size):  # each process has made a trial of its own
-            self.engine = build_engine(chosen[0], *arguments, chosen[1], per_round, self.trace_steps)
+        before = resumed_engine if resumed_engine is not None and self.engine_name == "auto" else {}
+        self.engine = build_engine(
+            self.engine_name,
+            self.client_model,
+            self.data,
+            self.work,
+            self.stack,
+            self.seed,
+            cohort_size=self.cohort_size or before.get("cohort_size"),
+            clients_per_round=len(self.participation.select(1, self.num_clients, self.seed)),
+            trace_steps=self.trace_steps,
+            resumed=before.get("name"),
+            ask=self._ask_first_process,
+        )
         self.settings = self._describe_settings()
 
     def _describe_settings(self) -> dict[str, Any]:

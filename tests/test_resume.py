@@ -7,11 +7,13 @@ import pytest
 import torch
 from conftest import mlp, ragged_data, train
 from methods import METHODS, train_method
+from test_buffers import batch_norm, even_data
 
 from lfl.callbacks import SSF, Proximal, Scaffold
 from lfl.checkpoint import CheckpointError
 from lfl.checkpointing import Checkpointing
 from lfl.models import Classifier
+from lfl.participation import UniformParticipation
 from lfl.subspace import LayerwiseSubspace
 from lfl.trainer import FederatedTrainer
 
@@ -82,6 +84,16 @@ def test_auto_is_not_tried_again(tmp_path: Path) -> None:
         [], tmp_path, mlp(), ckpt_path="last", **{**OPTIONS, "engine": "auto", "cohort_size": None, "max_rounds": 6}
     )
     assert (resumed.engine.name, resumed.engine.cohort_size) == (first.engine.name, 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*sequential engine")
+def test_auto_goes_on_where_steps_cannot_be_recorded(tmp_path: Path) -> None:
+    """Named, the sequential engine refuses to record a module with BatchNorm; chosen by ``auto``, it does without."""
+    options = {**OPTIONS, "engine": "auto", "trace_steps": True, "participation": UniformParticipation(2)}
+    data = even_data()
+    train([], tmp_path, batch_norm(), data, **{**options, "max_rounds": 2})
+    resumed = train([], tmp_path, batch_norm(), data, ckpt_path="last", **{**options, "max_rounds": 3})
+    assert (resumed.current_round, resumed.engine.name) == (3, "sequential")
 
 
 def test_client_state_may_move(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The clients' own models on the clients' own test examples."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -12,9 +12,12 @@ from lfl.callbacks.base import FederatedCallback, overrides
 from lfl.callbacks.personal import personalized
 from lfl.checks import check_number
 from lfl.distributed import at_home
-from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
+from lfl.engine.work import LocalPhase, LocalWork
 from lfl.randomness import derive_seed
 from lfl.round import Round
+
+if TYPE_CHECKING:
+    from lfl.engine import LocalEngine
 
 
 class ClientEvaluation(FederatedCallback):
@@ -94,7 +97,9 @@ class ClientEvaluation(FederatedCallback):
         """Fine-tune the rows of those clients that have training examples, in place."""
         trainer = round.trainer
         if self._engine is None:
-            self._engine = self._build_engine(trainer)
+            personal = [callback for callback in trainer.stack if overrides(callback, "personalize")]
+            work = LocalWork(self.fine_tune or (), sampling=trainer.work.sampling)
+            self._engine = trainer.engine.alike(work, personal, derive_seed(trainer.seed, "fine-tune"))
         trained = ids[trainer.data.client_sizes[ids] > 0]
         server = trainer.server.vector
         copy = Round(trainer, round.number, trained, server.clone(), trained, trained)
@@ -102,18 +107,6 @@ class ClientEvaluation(FederatedCallback):
             if not self._engine.train(cohort, trainer.learning_rates):
                 continue  # they come again, fewer at a time
             params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values
-
-    def _build_engine(self, trainer: Any) -> LocalEngine:
-        personal = [callback for callback in trainer.stack if overrides(callback, "personalize")]
-        return build_engine(
-            trainer.engine.name,
-            trainer.client_model,
-            trainer.data,
-            LocalWork(self.fine_tune or (), sampling=trainer.work.sampling),
-            personal,
-            derive_seed(trainer.seed, "fine-tune"),
-            trainer.engine.cohort_size,
-        )
 
     def _log(self, round: Round, found: list[tuple[int, dict[str, float]]]) -> None:
         names = dict.fromkeys(name for _, metrics in found for name in metrics)

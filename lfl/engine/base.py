@@ -6,7 +6,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
 from lfl.client import NO_EXTRAS, ClientModel, Extras
 from lfl.data.base import FederatedData
+from lfl.engine.compiled import CompiledStep
 from lfl.engine.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
 from lfl.engine.trace import TracedStep
 from lfl.engine.work import LocalWork
@@ -73,6 +74,7 @@ class LocalEngine(ABC):
         self._is_joint: bool | None = None  # whether many batches can share a pass of the model at x; not known yet
         self._logged: dict[str, list[tuple[slice | Tensor, Any, Tensor]]] = {}  # by name: rows, sizes, values
         self._traced: list[TracedStep] | None = None
+        self._compiles = False
         self._is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
         self.may_descend = True
         self.padded_width = 0
@@ -92,15 +94,25 @@ class LocalEngine(ABC):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """``gradients`` as a function of its arguments alone, which can be recorded."""
 
-    def trace_steps(self) -> None:
-        """Record the step once for each shape of batch, and replay it from then on."""
+    def alike(self, work: LocalWork, callbacks: list[FederatedCallback], seed: int) -> Self:
+        """An engine of the same kind, with the same cohorts, for other work on the same model and data."""
+        engine = type(self)(self.model, self.data, work, callbacks, seed, self.cohort_size)
+        engine.may_descend, engine.padded_width = self.may_descend, self.padded_width
+        if self._traced is not None:
+            engine.trace_steps(self._compiles)
+        return engine
+
+    def trace_steps(self, compile: bool = False) -> None:
+        """Record the step once for each shape of batch, and replay it from then on, compiled or as it is."""
 
         def step(
             params: Tensor, batch: Any, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
         ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             return self.functional_gradients(params, batch, 0, keys, anchor, extras, *weights)
 
-        self._traced = [TracedStep(step) for _ in self.work.phases]
+        self._compiles = compile
+        kind = CompiledStep if compile else TracedStep
+        self._traced = [kind(step) for _ in self.work.phases]
 
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         """What the loss terms read of the model at x [D], for G clients' batches: outputs ``[G, b, ...]`` by name."""

@@ -1,7 +1,8 @@
 """Choosing an engine."""
 
 import time
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -19,6 +20,8 @@ from lfl.engine.work import LocalWork
 from lfl.randomness import client_keys
 
 EngineName = Literal["auto", "sequential", "vectorized"]
+TraceSteps = bool | Literal["compile"]
+T = TypeVar("T")
 
 _COHORT_BYTES = 2**28  # parameters of one cohort, when the user gives no size
 _LARGEST_COHORT = 128
@@ -36,11 +39,26 @@ def build_engine(
     seed: int,
     cohort_size: int | None = None,
     clients_per_round: int = 10,
-    trace_steps: bool = False,
+    trace_steps: TraceSteps = False,
+    resumed: str | None = None,
+    ask: Callable[[Callable[[], Any]], Any] = lambda question: question(),
 ) -> LocalEngine:
     """Probe the model and build the engine.
 
     ``auto`` takes the vectorized engine where the model allows it and a short trial finds it faster.
+
+    Args:
+        name: what the user wants.
+        model: the one model.
+        data: the clients' data.
+        work: local work of a round.
+        callbacks: the stack.
+        seed: of all draws.
+        cohort_size: clients of a cohort; none for as many as memory allows.
+        clients_per_round: about.
+        trace_steps: whether steps are recorded, and compiled.
+        resumed: the engine that ``auto`` has taken before; no trial is made.
+        ask: answers a question whose answer differs between processes, with the same answer on all of them.
 
     Raises:
         ValueError: ``vectorized`` or ``trace_steps`` was asked for and the model does not allow it; names the reason.
@@ -50,10 +68,11 @@ def build_engine(
     sequential = SequentialEngine(model, data, work, callbacks, seed)
     untraceable = _why_not_traced(model)
     if trace_steps and untraceable is None:
-        sequential.trace_steps()
+        sequential.trace_steps(compile=trace_steps == "compile")
     elif trace_steps and name == "sequential":
         raise ValueError(
-            f"`trace_steps=true` cannot record the step of {type(model.module).__name__}: {untraceable}. Leave it out."
+            f"`trace_steps={str(trace_steps).lower()}` cannot record the step of {type(model.module).__name__}: "
+            f"{untraceable}. Leave it out."
         )
     if name == "sequential":
         return sequential
@@ -66,14 +85,16 @@ def build_engine(
     if reason is not None:
         rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
         return sequential
-    size = cohort_size or min(automatic_cohort_size(model, data, seed), max(1, clients_per_round))
+    size = cohort_size or ask(lambda: min(automatic_cohort_size(model, data, seed), max(1, clients_per_round)))
     vectorized = VectorizedEngine(model, data, work, callbacks, seed, size)
     _decide_padding(vectorized, data, batch, keys, clients_per_round)
     if trace_steps:
-        vectorized.trace_steps()
-    if name == "auto" and not _is_faster(vectorized, sequential, data, seed, clients_per_round):
-        return sequential
-    return vectorized
+        vectorized.trace_steps(compile=trace_steps == "compile")
+    if name == "vectorized" or resumed == "vectorized":
+        return vectorized
+    if resumed is None and ask(lambda: _is_faster(vectorized, sequential, data, seed, clients_per_round)):
+        return vectorized
+    return sequential
 
 
 def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:

@@ -52,8 +52,8 @@ _SHORT_CUTS = {
     _aten.view.default: Tensor.view,
     _aten.expand.default: Tensor.expand,
 }
-# How far a gradient added by a matrix product may be from the same in two operations, of the largest number.
-_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
+# How far the same numbers may be from each other, of the largest, where sums are taken in another order.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
 
 
 def _max_pool2d(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -93,16 +93,17 @@ class TracedStep:
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The step's result."""
-        leaves = _leaves(arguments)
-        shape = _shape_of(leaves)
+        leaves = leaves_of(arguments)
+        shape = shape_of(leaves)
         if shape not in self._recorded:
-            self._recorded[shape] = _record(self._step, arguments)
+            recorded, names = record(self._step, arguments)
+            self._recorded[shape] = _replay_of(recorded), names
             return self._step(*arguments)
         replay, names = self._recorded[shape]
         gradients, losses, *logged = replay(*leaves)
         result = gradients, losses, dict(zip(names, logged, strict=True))
         if shape not in self._trusted:
-            _compare(result, self._step(*arguments))
+            compare(result, self._step(*arguments))
             self._trusted.add(shape)
         return result
 
@@ -113,10 +114,11 @@ class TracedStep:
         gradient is written and read again. Where that happens the numbers differ from the two operations by rounding;
         they are the same at every call, the first of each shape included, which is compared with the step itself.
         """
-        leaves = [params, *_leaves(arguments)]
-        shape = _shape_of(leaves)
+        leaves = [params, *leaves_of(arguments)]
+        shape = shape_of(leaves)
         if shape not in self._descents:
-            self._descents[shape] = _record(self._step, (params, *arguments), descend=True)
+            recorded, names = record(self._step, (params, *arguments), descend=True)
+            self._descents[shape] = _replay_of(recorded), names
             self._check_descent(shape, leaves, self._step(params, *arguments))
         return self._replay_descent(shape, leaves, rate)
 
@@ -130,8 +132,8 @@ class TracedStep:
         rate = size / largest if largest else 1.0
         expected = params - rate * gradients
         found = self._replay_descent(shape, [params, *leaves[1:]], rate)
-        _compare(found, (losses, logs))
-        _compare(params, expected, within=_TOLERANCE[params.dtype] * size)
+        compare(found, (losses, logs))
+        compare(params, expected, within=TOLERANCE[params.dtype] * size)
 
     def _replay_descent(self, shape: Any, leaves: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         replay, names = self._descents[shape]
@@ -139,11 +141,12 @@ class TracedStep:
         return losses, dict(zip(names, logged, strict=True))
 
 
-def _shape_of(leaves: list[Tensor]) -> Any:
+def shape_of(leaves: list[Tensor]) -> Any:
+    """What a recording is good for: shapes and types."""
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
-def _compare(replayed: Any, computed: Any, within: float = 0.0) -> None:
+def compare(replayed: Any, computed: Any, within: float = 0.0) -> None:
     """Raise unless the two agree to the bit, or to ``within``."""
     pairs = zip(tree_leaves(replayed), tree_leaves(computed), strict=True)
     if not all(torch.allclose(a, b, rtol=0.0, atol=within, equal_nan=True) for a, b in pairs):
@@ -153,23 +156,25 @@ def _compare(replayed: Any, computed: Any, within: float = 0.0) -> None:
         )
 
 
-def _leaves(tree: Any) -> list[Tensor]:
+def leaves_of(tree: Any) -> list[Tensor]:
     """The leaves of a nest; for tuples and dicts of tensors faster than torch's own."""
     found: list[Tensor] = []
     for part in tree:
         if type(part) is Tensor:
             found.append(part)
         elif isinstance(part, tuple):
-            found += _leaves(part)
+            found += leaves_of(part)
         elif type(part) is dict:
-            found += _leaves(tuple(part.values()))
+            found += leaves_of(tuple(part.values()))
         else:
             found += tree_leaves(part)
     return found
 
 
-def _record(step: Step, arguments: Any, descend: bool = False) -> tuple[Replay, tuple[str, ...]]:
+def record(step: Step, arguments: Any, descend: bool = False) -> tuple[fx.GraphModule, tuple[str, ...]]:
     """The operations of a step, from leaves to gradients, losses and logged values, and the names of the last.
+
+    The module's code is not made yet. No result is an argument, a constant, or a view of one.
 
     With ``descend`` the gradients, times a last argument, are added to the first leaf instead of being returned.
     """
@@ -190,9 +195,17 @@ def _record(step: Step, arguments: Any, descend: bool = False) -> tuple[Replay, 
     recorded = _simplify(recorded)
     if descend:
         descend_in_place(recorded)
-    _finish(recorded)
+    _own_results(recorded.graph)
+    return recorded, names
+
+
+def _replay_of(recorded: fx.GraphModule) -> Replay:
+    """The operations as a Python function, which holds nothing else."""
+    for node in recorded.graph.nodes:
+        node.target = _SHORT_CUTS.get(node.target, node.target)
+    recorded.recompile()
     replay: Replay = recorded.forward
-    return replay, names
+    return replay
 
 
 def _simplify(recorded: fx.GraphModule) -> fx.GraphModule:
@@ -219,14 +232,6 @@ def _simplify(recorded: fx.GraphModule) -> fx.GraphModule:
     assert shared is not None
     found: fx.GraphModule = shared.graph_module
     return found
-
-
-def _finish(recorded: fx.GraphModule) -> None:
-    graph = recorded.graph
-    _own_results(graph)
-    for node in graph.nodes:
-        node.target = _SHORT_CUTS.get(node.target, node.target)
-    recorded.recompile()
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:

@@ -1,0 +1,83 @@
+"""Recorded steps made into kernels by torch.compile; on a GPU, launched as CUDA graphs."""
+
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, fx
+from typing_extensions import override
+
+from lfl.engine.trace import TOLERANCE, Replay, TracedStep, TraceError, compare, leaves_of, record, shape_of
+
+_LOW_PRECISION = 0.05  # how far steps may be apart of which parts are computed in 16 bits: kernels round less often
+_MANY_SHAPES = 8
+
+
+class CompiledStep(TracedStep):
+    """A recorded step, compiled for each shape of its arguments.
+
+    Kernels add in another order than the operations one by one: the numbers are the same to rounding, and the same at
+    every call. Compiling takes seconds a shape. The first call of every shape is compared with the step itself.
+
+    Args:
+        step: as in ``TracedStep``.
+    """
+
+    @override
+    def __call__(self, *arguments: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        leaves = leaves_of(arguments)
+        shape = shape_of(leaves)
+        if shape not in self._recorded:
+            self._recorded[shape] = self._compile(arguments, leaves)
+        replay, names = self._recorded[shape]
+        gradients, losses, *logged = replay(*leaves)
+        return gradients, losses, dict(zip(names, logged, strict=True))
+
+    @override
+    def descend(self, rate: float, params: Tensor, *arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        gradients, losses, logs = self(params, *arguments)
+        params.sub_(gradients, alpha=rate)
+        return losses, logs
+
+    def _compile(self, arguments: Any, leaves: list[Tensor]) -> tuple[Replay, tuple[str, ...]]:
+        """The kernels for one shape, and the names of what is logged."""
+        recorded, names = record(self._step, arguments)
+        recorded.recompile()
+        replay = _compiled(recorded, on_gpu=leaves[0].device.type == "cuda")
+        try:
+            found = replay(*leaves)
+        except Exception as error:
+            raise TraceError(
+                f"`trace_steps=compile`: torch.compile cannot compile the training step ({type(error).__name__}: "
+                f"{str(error).strip().splitlines()[0][:200]}). On a CPU it needs a C++ compiler; `trace_steps=true` "
+                "does without."
+            ) from error
+        computed = self._step(*arguments)
+        for ours, exact in zip(found, computed[:2], strict=False):  # logged values may jump, as an accuracy does
+            compare(ours, exact, within=_tolerance(recorded, exact) * max(1.0, float(exact.abs().max())))
+        if len(self._recorded) == _MANY_SHAPES:
+            rank_zero_warn(
+                f"`trace_steps=compile` has compiled {_MANY_SHAPES + 1} shapes of batches, which took seconds each, "
+                "and will compile whatever others come. `trace_steps=true` needs no time for that."
+            )
+        return replay, names
+
+
+def _compiled(recorded: fx.GraphModule, on_gpu: bool) -> Replay:
+    run = torch.compile(recorded, fullgraph=True, dynamic=False, mode="reduce-overhead" if on_gpu else "default")
+
+    def replay(*leaves: Tensor) -> list[Tensor]:
+        if on_gpu:
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            results: list[Tensor] = run(*leaves)
+        # A CUDA graph writes its results to the same place at every call.
+        return [result.clone() for result in results] if on_gpu else results
+
+    return replay
+
+
+def _tolerance(recorded: fx.GraphModule, exact: Tensor) -> float:
+    values = [node.meta.get("val") for node in recorded.graph.nodes]
+    is_low = any(isinstance(v, Tensor) and v.is_floating_point() and v.dtype.itemsize < 4 for v in values)
+    return _LOW_PRECISION if is_low else TOLERANCE[exact.dtype]

@@ -1,0 +1,96 @@
+"""Compiled steps: the numbers of the step to rounding, or a message that says what to do."""
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import mlp, train
+from methods import train_method
+from test_trace import even_data
+from torch import Tensor
+
+from lfl.engine.compiled import CompiledStep
+from lfl.engine.trace import TraceError
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+
+
+@needs_compiler
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold-1"])
+def test_equal_to_rounding(method: str, engine: str, tmp_path: Path) -> None:
+    """float64: some 1e-16 a step, over 3 rounds of 3 steps."""
+    plain, compiled = (
+        train_method(method, tmp_path, mlp(), even_data(), engine=engine, trace_steps=steps)
+        for steps in (False, "compile")
+    )
+    torch.testing.assert_close(compiled.server.vector, plain.server.vector, rtol=0, atol=1e-12)
+    assert compiled.summary.last("train/loss")[0] == pytest.approx(plain.summary.last("train/loss")[0], abs=1e-12)
+    assert compiled.summary.last("train_acc") == plain.summary.last("train_acc")
+    assert isinstance(compiled.engine._traced[0], CompiledStep)
+
+
+@needs_compiler
+def test_results_may_be_written_into_and_what_the_module_holds_may_change() -> None:
+    held = torch.tensor([1.0, 2.0])
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        return torch.ones_like(x) * 3, x.view(2), {"held": x * (held + 1)}
+
+    compiled, x = CompiledStep(step), torch.tensor([5.0, 6.0])
+    for round_number in range(3):
+        held.fill_(float(round_number))
+        gradients, losses, logs = compiled(x)
+        assert gradients.tolist() == [3.0, 3.0]
+        assert losses.tolist() == [5.0, 6.0]
+        assert logs["held"].tolist() == [5.0 * (round_number + 1), 6.0 * (round_number + 1)]
+        gradients.zero_()
+        losses.zero_()
+        assert x.tolist() == [5.0, 6.0]
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling leaves a recording as it is: what is around the compiler can be tested without one."""
+    monkeypatch.setattr(torch, "compile", lambda recorded, **options: recorded)
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_a_step_that_reads_more_than_its_arguments_is_refused() -> None:
+    calls = []
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        calls.append(0)
+        return x * len(calls), x.sum(), {}
+
+    with pytest.raises(TraceError, match="depends on something besides its batch and parameters"):
+        CompiledStep(step)(torch.ones(3))
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_many_shapes_are_warned_about_once() -> None:
+    compiled = CompiledStep(lambda x: (x * 2, x.sum(), {}))
+    for size in range(1, 9):
+        assert compiled(torch.ones(size))[0].tolist() == [2.0] * size
+    with pytest.warns(UserWarning, match="has compiled 9 shapes"):
+        compiled(torch.ones(9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.ones(10))
+
+
+def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(recorded: Any, **options: Any) -> Any:
+        def run(*leaves: Tensor) -> None:
+            raise RuntimeError("no working C++ compiler\nand much more")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(
+        TraceError, match=r"training step \(RuntimeError: no working C\+\+ compiler\).*trace_steps=true"
+    ):
+        train([], tmp_path, mlp(), even_data(), trace_steps="compile")

@@ -1,0 +1,28 @@
+"""Every package can be the first one that is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lfl
+
+# In one process, which has the libraries loaded; lfl itself is forgotten before each import.
+_PROGRAM = """
+import importlib, sys
+import lfl.trainer
+for name in sys.argv[1:]:
+    for known in [known for known in sys.modules if known.split(".")[0] == "lfl"]:
+        del sys.modules[known]
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(name, error)
+"""
+
+
+def test_every_package_can_be_imported_first() -> None:
+    root = Path(lfl.__file__).parent
+    names = [".".join(path.parent.relative_to(root.parent).parts) for path in sorted(root.rglob("*/__init__.py"))]
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr[-2000:]
+    assert "lfl.engine" in names
