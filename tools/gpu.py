@@ -1,4 +1,4 @@
-"""Speed on a GPU: both engines, two precisions, cohort sizes, and whether the host waits for the device in a step.
+"""Speed on a GPU: engines, steps, precisions, cohort sizes, and whether the host waits for the device in a step.
 
     python tools/gpu.py
     python tools/gpu.py --rounds 5 --accelerator cpu --small          # a look without a GPU: no results
@@ -30,12 +30,14 @@ from workloads import small_cnn
 from lfl.callbacks import FederatedCallback
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.engine import LocalEngine
+from lfl.engine.trace import TraceError
 from lfl.models import Classifier, ResNet
 from lfl.participation import UniformParticipation
 from lfl.round import Cohort, Round
 from lfl.trainer import FederatedTrainer
 
 EXAMPLES = 50
+STEPS: dict[bool | str, str] = {False: "plain", True: "recorded", "compile": "compiled"}
 
 
 WORKLOADS: dict[str, tuple[Any, int]] = {
@@ -118,25 +120,28 @@ def measure(name: str, options: argparse.Namespace, **settings: Any) -> tuple[fl
 
 
 def table_of_speed(options: argparse.Namespace) -> Table:
-    """Every workload on both engines and precisions, and cohort sizes."""
+    """Every workload on both engines and precisions, and cohort sizes; steps recorded and compiled for the largest."""
     device = torch.cuda.get_device_name() if options.accelerator == "gpu" else "cpu"
     table = Table(
         f"Rounds per second on {device}; torch {torch.__version__}, {options.rounds} rounds each",
-        ["workload", "engine", "precision", "cohort", "rounds / s", "ms / round", "peak MB"],
+        ["workload", "engine", "steps", "precision", "cohort", "rounds / s", "ms / round", "peak MB"],
     )
     for name, (_, per_round) in WORKLOADS.items():
-        settings: list[tuple[Any, int | None]] = [("sequential", None)]
+        per_round = min(per_round, 4) if options.small else per_round
         sizes = sorted({1, 2, 4, 10, 25, per_round} & set(range(1, per_round + 1)))
-        settings += [("vectorized", size) for size in sizes]
+        ways: list[tuple[str, int, bool | str]] = [("sequential", 1, steps) for steps in STEPS]
+        ways += [("vectorized", size, False) for size in sizes]
+        ways += [("vectorized", per_round, steps) for steps in STEPS if steps]
         for precision in ("32-true", "bf16-mixed"):
-            for engine, size in settings:
+            for engine, size, steps in ways:
+                label = name, engine, STEPS[steps], precision, str(size)
                 try:
-                    median, _, peak = measure(name, options, engine=engine, cohort_size=size, precision=precision)
-                except torch.cuda.OutOfMemoryError:
-                    table.add(name, engine, precision, str(size or 1), "out of memory", "", "")
+                    settings = {"engine": engine, "cohort_size": size, "trace_steps": steps, "precision": precision}
+                    median, _, peak = measure(name, options, **settings)
+                except (torch.OutOfMemoryError, TraceError) as error:
+                    table.add(*label, "not compiled" if isinstance(error, TraceError) else "out of memory", "", "")
                     continue
-                row = (f"{1 / median:.2f}", f"{1e3 * median:.1f}", f"{peak:,.0f}")
-                table.add(name, engine, precision, str(size or 1), *row)
+                table.add(*label, f"{1 / median:.2f}", f"{1e3 * median:.1f}", f"{peak:,.0f}")
                 print(*table.rows[-1], flush=True)
     return table
 

@@ -82,6 +82,7 @@ def contenders(peers: dict[str, str]) -> list[Contender]:
         lfl("vectorized", engine="vectorized"),
         lfl("vectorized, recorded", engine="vectorized", **recorded),
         lfl("vectorized, recorded", engine="vectorized", processes=2, **recorded),
+        lfl("vectorized, compiled", engine="vectorized", trace_steps="compile"),
         lfl("auto, recorded", engine="auto", **recorded),
     ]
     floor = Contender(FLOOR, (sys.executable, str(TOOLS / "contender.py"), "floor"))

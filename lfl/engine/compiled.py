@@ -46,6 +46,8 @@ class CompiledStep(TracedStep):
         replay = _compiled(recorded, on_gpu=leaves[0].device.type == "cuda")
         try:
             found = replay(*leaves)
+        except torch.OutOfMemoryError:
+            raise  # a smaller cohort may fit
         except Exception as error:
             raise TraceError(
                 f"`trace_steps=compile`: torch.compile cannot compile the training step ({type(error).__name__}: "
