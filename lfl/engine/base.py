@@ -8,15 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from lfl.callbacks.base import FederatedCallback, Gradient, overrides
 from lfl.client import NO_EXTRAS, ClientModel, Extras
 from lfl.data.base import FederatedData
 from lfl.engine.compiled import CompiledStep
+from lfl.engine.frozen import FrozenModel
+from lfl.engine.logs import StepLogs
 from lfl.engine.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
 from lfl.engine.trace import TracedStep
 from lfl.engine.work import LocalWork
@@ -25,8 +26,6 @@ from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, Phase, Round
 
 _WHOLE_BATCH = 128  # examples at a time in a pass over a client's whole data
-_JOINT_EXAMPLES = 256  # that go through the model at x in one pass
-_LOGGED_STEPS = 256  # steps whose logged values are kept before they are summed
 _FRACTIONS = 8  # a padded batch has the cohort's clients, or so many eighths of them
 
 
@@ -71,8 +70,8 @@ class LocalEngine(ABC):
         self._global: list[dict[str, Tensor]] = []  # features of the model at x, for each of the plans
         self._keys = torch.zeros(1, dtype=torch.int64)
         self._recording = False
-        self._is_joint: bool | None = None  # whether many batches can share a pass of the model at x; not known yet
-        self._logged: dict[str, list[tuple[slice | Tensor, Any, Tensor]]] = {}  # by name: rows, sizes, values
+        self._frozen = FrozenModel(model, data.batch_size, self.global_features)
+        self._logs = StepLogs()
         self._traced: list[TracedStep] | None = None
         self._compiles = False
         self._is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
@@ -166,14 +165,14 @@ class LocalEngine(ABC):
             if len(cohort) == 1:
                 raise
         self.cohort_size = len(cohort) // 2
-        self._buffer, self._plans, self._global, self._logged, self._optimizers = None, [], [], {}, {}
+        self._buffer, self._plans, self._global, self._optimizers = None, [], [], {}
         if cohort.values.device.type == "cuda":
             torch.cuda.empty_cache()
         return False
 
     def _train(self, cohort: Cohort, rates: LearningRates) -> None:
         self.place(cohort)
-        self._logged = {}
+        self._logs.start()
         for callback in self._starting:
             callback.on_cohort_start(cohort)
         cohort.phases = [self._prepare(cohort, index, rates) for index in range(len(self.work.phases))]
@@ -186,8 +185,7 @@ class LocalEngine(ABC):
             for index, phase in enumerate(cohort.phases):
                 self._phase, cohort.optimizer = index, phase.optimizer
                 self._train_phase(cohort, phase, gradient)
-        for name in list(self._logged):
-            self._sum_logged(cohort, name)
+        self._logs.finish(cohort)
         cohort.active = len(cohort)
         self.collect(cohort)
 
@@ -198,7 +196,8 @@ class LocalEngine(ABC):
             keys = client_keys(keys, self.seed, *self._address("model", cohort))
         descends = self._descends(cohort, phase)
         with self.model.training_only(self._trained[self._phase]):
-            for step, plans in itertools.groupby(self._reading_ahead(cohort, phase), key=lambda item: item[0].step):
+            batches = self._frozen.reading_ahead(cohort, self._batches(cohort, phase))
+            for step, plans in itertools.groupby(batches, key=lambda item: item[0].step):
                 items = list(plans)
                 self._plans = [(plan, batch) for plan, batch, _ in items]
                 cohort.step, cohort.active = step, self._plans[0][0].active
@@ -251,7 +250,7 @@ class LocalEngine(ABC):
                 raise
             if not isinstance(plan.rows, slice):
                 cohort.values[plan.rows] = rows
-            self._record(cohort, plan, losses, logs)
+            self._logs.add(cohort, plan, losses, logs)
         for callback in self._stepping:
             callback.on_step_end(cohort)
 
@@ -315,7 +314,7 @@ class LocalEngine(ABC):
                 _note(error, cohort, plan)
                 raise
             if self._recording:
-                self._record(cohort, plan, losses, logs)
+                self._logs.add(cohort, plan, losses, logs)
             parts.append((plan.rows, part))
         self._recording = False  # a second pass in the same step is not logged
         return _join(parts, params)
@@ -347,52 +346,6 @@ class LocalEngine(ABC):
                 total[plan.rows] += part * plan.indices.shape[1]
         return total / sizes.to(params)[:, None]
 
-    def _reading_ahead(self, cohort: Cohort, phase: Phase) -> Iterator[tuple[BatchPlan, Any, dict[str, Tensor] | None]]:
-        """``_batches`` with what the loss terms read of the model at x, where many batches can share its pass."""
-        batches = self._batches(cohort, phase)
-        if not self.model.global_feature_names or self._is_joint is False:
-            yield from ((plan, batch, None) for plan, batch in batches)
-            return
-        at_once = max(1, _JOINT_EXAMPLES // (len(cohort) * self.data.batch_size))
-        while some := list(itertools.islice(batches, at_once)):
-            found = self._joint_features(cohort, some)
-            for (plan, batch), features in zip(some, found, strict=True):
-                yield plan, batch, features
-
-    def _joint_features(
-        self, cohort: Cohort, some: list[tuple[BatchPlan, Any]]
-    ) -> list[dict[str, Tensor]] | list[None]:
-        """The features of some batches from one pass; None for each where a pass depends on who else is in it.
-
-        The model at x is the same for all clients and steps, so that their examples may go through it together, unless
-        it draws random numbers, has statistics that training changes, or lets examples see each other. The last is
-        found by trying, once.
-        """
-        if self._is_joint is None and (self.model.random_operations or self.model.changed_buffers):
-            self._is_joint = False
-        if self._is_joint is False:
-            return [None] * len(some)
-        shapes = [next(leaf.shape[:2] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) for _, batch in some]
-        joined = tree_map(lambda *parts: torch.cat([x.flatten(0, 1) for x in parts]), *(batch for _, batch in some))
-        self.model.bind(cohort.round.server)  # `gradients` binds a client's row again
-        features = self.model.global_features(joined, self._keys[0], None)
-        counts = [shape.numel() for shape in shapes]
-        if any(value.shape[:1] != (sum(counts),) for value in features.values()):
-            self._is_joint = False
-            return [None] * len(some)
-        parts = {name: value.split(counts) for name, value in features.items()}
-        found = [
-            {name: part[index].unflatten(0, shape) for name, part in parts.items()}
-            for index, shape in enumerate(shapes)
-        ]
-        if self._is_joint is None:
-            plan, batch = some[0]
-            keys = cohort.ids.to(cohort.values.device)[plan.rows]
-            alone = self.global_features(batch, keys, cohort.round.server)
-            self._is_joint = all(_are_close(found[0][name], value) for name, value in alone.items())
-            return found if self._is_joint else [None] * len(some)
-        return found
-
     def _batches(self, cohort: Cohort, phase: Phase) -> Iterator[tuple[BatchPlan, Any]]:
         """Plans and batches of a phase of a cohort's work."""
         device, sizes = cohort.values.device, cohort.num_examples
@@ -421,30 +374,6 @@ class LocalEngine(ABC):
         batches = self.data.batches((plan.indices, plan.keys) for plan in feed)
         return zip(plans, (self.model.converted(batch) for batch in batches), strict=True)
 
-    def _record(self, cohort: Cohort, plan: BatchPlan, losses: Tensor, logs: dict[str, Tensor]) -> None:
-        """Keep what a step logs; it is summed when the cohort is done, many steps in one operation."""
-        for name, values in (("train/loss", losses), *logs.items()):
-            self._logged.setdefault(name, []).append((plan.rows, plan.sizes, values))
-            if len(self._logged[name]) >= _LOGGED_STEPS:
-                self._sum_logged(cohort, name)
-
-    def _sum_logged(self, cohort: Cohort, name: str) -> None:
-        """Add what steps logged to the cohort's sums over examples."""
-        steps = self._logged.pop(name)
-        if name not in cohort.metrics:
-            cohort.metrics[name] = cohort.values.new_zeros(len(cohort), dtype=torch.float64)
-            cohort.counts[name] = np.zeros(len(cohort))
-        if len(cohort) == 1:
-            sizes = np.array([size for _, size, _ in steps], dtype=np.float64).reshape(-1)
-            values = torch.stack([values for _, _, values in steps]).flatten().double()
-            cohort.metrics[name] += values @ torch.from_numpy(sizes).to(values)
-            cohort.counts[name] += sizes.sum()
-            return
-        for rows, size, values in steps:
-            weights = torch.from_numpy(size).to(values.device) if isinstance(size, np.ndarray) else size
-            cohort.metrics[name][rows] += values.double() * weights
-            cohort.counts[name][rows] += size
-
     @abstractmethod
     def place(self, cohort: Cohort) -> None:
         """Prepare the model for a cohort."""
@@ -452,13 +381,6 @@ class LocalEngine(ABC):
     @abstractmethod
     def collect(self, cohort: Cohort) -> None:
         """Take what training left in the model (buffers)."""
-
-
-def _are_close(a: Tensor, b: Tensor) -> bool:
-    """Whether two are the same but for rounding, of the less precise of their types."""
-    tolerance = 1e-2 if min(a.dtype.itemsize, b.dtype.itemsize) < 4 else 1e-4
-    a, b = a.double(), b.double()
-    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max())
 
 
 def _extras(cohort: Cohort, plan: BatchPlan, features: dict[str, Tensor]) -> Extras:

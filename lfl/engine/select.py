@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -21,7 +21,6 @@ from lfl.randomness import client_keys
 
 EngineName = Literal["auto", "sequential", "vectorized"]
 TraceSteps = bool | Literal["compile"]
-T = TypeVar("T")
 
 _COHORT_BYTES = 2**28  # parameters of one cohort, when the user gives no size
 _LARGEST_COHORT = 128
