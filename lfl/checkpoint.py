@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised by one when a checkpoint changes so that older code would misread it."""
 
 _VERSION_KEY = "lfl_format_version"
@@ -56,7 +56,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """The dictionary that ``save_atomically`` wrote to ``path``, its tensors on the CPU.
 
     Raises:
-        CheckpointError: the file is missing, damaged, something else, or of a newer format.
+        CheckpointError: the file is missing, damaged, something else, or of another format.
     """
     _check_archive(path)
     try:
@@ -72,7 +72,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     version = state.pop(_VERSION_KEY)
     if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has checkpoint format {version}, and this lfl reads up to {FORMAT_VERSION}. Upgrade lfl."
+            f"{path} has checkpoint format {version}, and this lfl reads {FORMAT_VERSION}. Upgrade lfl."
+        )
+    if version < FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint format {version}, and this lfl reads {FORMAT_VERSION}. Use the lfl that wrote it."
         )
     return state
 

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from lfl.checkpoint import CheckpointError, save_atomically
 from lfl.display import direction_of
 from lfl.distributed import at_home
+from lfl.settings import describe
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer
@@ -109,7 +110,8 @@ def trainer_state(trainer: FederatedTrainer) -> dict[str, Any]:
         "server": trainer.server.state_dict(),
         "server_buffers": trainer.server_buffers.cpu().clone(),
         "server_counters": [counter.cpu().clone() for counter in trainer.server_counters],
-        "callback_states": [callback.state_dict() for callback in trainer.stack],
+        "callback_states": [callback.state_dict() for callback in trainer.stack if not callback.observes],
+        "observer_states": [(describe(c), c.state_dict()) for c in trainer.stack if c.observes],
         "ledger": trainer.ledger.state_dict(),
         "learning_rates": trainer.learning_rates.state_dict(),
         "summary": trainer.summary.state_dict(),
@@ -137,8 +139,13 @@ def restore_trainer(trainer: FederatedTrainer, state: dict[str, Any], path: Path
     trainer.load_frozen_state(state["state_dict"])
     trainer.server_buffers = state["server_buffers"].to(trainer.fabric.device)
     trainer.server_counters = [counter.to(trainer.fabric.device) for counter in state["server_counters"]]
-    for callback, saved in zip(trainer.stack, state["callback_states"], strict=True):
+    algorithms = (callback for callback in trainer.stack if not callback.observes)
+    for callback, saved in zip(algorithms, state["callback_states"], strict=True):
         callback.load_state_dict(saved)
+    for observer in (callback for callback in trainer.stack if callback.observes):
+        for settings, saved in state["observer_states"]:
+            if settings == describe(observer):  # one that is new or has changed starts anew
+                observer.load_state_dict(saved)
     trainer.ledger.load_state_dict(state["ledger"])
     trainer.learning_rates.load_state_dict(state["learning_rates"])
     trainer.summary.load_state_dict(state["summary"])

@@ -493,7 +493,7 @@ class FederatedTrainer(LightningFacade):
             "buffers": self.buffers,
             "on_nonfinite": self.on_nonfinite,
             "system": describe(self.system),
-            "callbacks": describe(self.stack),
+            "callbacks": describe([callback for callback in self.stack if not callback.observes]),
             "optimizer": self.learning_rates.description,
             "server_optimizer": self.server.description,
             "model": {

@@ -185,7 +185,8 @@ def test_damage_anywhere_gives_one_kind_of_error(saved):
         ({"lfl_format_version": "new"}, "is not a checkpoint of lfl but a torch file with the keys lfl_format"),
         (torch.ones(2), "is not a checkpoint of lfl but a torch file that holds a Tensor"),
         ({"a": Path("x")}, "is not a checkpoint of lfl: it cannot be loaded"),
-        ({"lfl_format_version": 3}, "has checkpoint format 3, and this lfl reads up to 2. Upgrade lfl"),
+        ({"lfl_format_version": 4}, "has checkpoint format 4, and this lfl reads 3. Upgrade lfl"),
+        ({"lfl_format_version": 2}, "has checkpoint format 2, and this lfl reads 3. Use the lfl that wrote it"),
     ],
 )
 def test_foreign_and_newer_files_are_named(tmp_path, contents, message):

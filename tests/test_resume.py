@@ -9,7 +9,7 @@ from conftest import mlp, ragged_data, train
 from methods import METHODS, train_method
 from test_buffers import batch_norm, even_data
 
-from lfl.callbacks import SSF, Proximal, Scaffold
+from lfl.callbacks import SSF, ClientEvaluation, Diagnostics, Proximal, Scaffold
 from lfl.checkpoint import CheckpointError
 from lfl.checkpointing import Checkpointing
 from lfl.models import Classifier
@@ -94,6 +94,21 @@ def test_auto_goes_on_where_steps_cannot_be_recorded(tmp_path: Path) -> None:
     train([], tmp_path, batch_norm(), data, **{**options, "max_rounds": 2})
     resumed = train([], tmp_path, batch_norm(), data, ckpt_path="last", **{**options, "max_rounds": 3})
     assert (resumed.current_round, resumed.engine.name) == (3, "sequential")
+
+
+def test_observers_may_come_change_and_go(tmp_path: Path) -> None:
+    """What only looks is no part of the settings; it keeps its state where it is the same."""
+    options = {**OPTIONS, "check_val_every_n_rounds": 1}
+    straight = train([Scaffold()], tmp_path / "straight", mlp(), **options)
+    first = [Diagnostics(trajectory=3), Scaffold()]
+    train(first, tmp_path, mlp(), **{**options, "max_rounds": 2})
+    same = [Scaffold(), Diagnostics(trajectory=3), ClientEvaluation(every_n_rounds=1)]
+    train(same, tmp_path, mlp(), ckpt_path="last", **{**options, "max_rounds": 3})
+    assert bool((same[1]._steps.abs().sum(dim=1) > 0).all())  # those of rounds 1 and 2, and of 3
+    changed = [Scaffold(), Diagnostics(trajectory=4)]
+    last = train(changed, tmp_path, mlp(), ckpt_path="last", **options)
+    assert int((changed[1]._steps.abs().sum(dim=1) > 0).sum()) == options["max_rounds"] - 3
+    assert torch.equal(last.server.vector, straight.server.vector)
 
 
 def test_client_state_may_move(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ class FederatedCallback(Callback):
     once: bool = False
     """Whether a second one in the same stack would get into its way."""
 
+    observes: bool = False
+    """Whether it only looks: training does not depend on it, and it may come, go or change when a run is resumed."""
+
     whole_model: bool = False
     """Whether it has no meaning where some parameters never leave the clients."""
 

@@ -37,6 +37,8 @@ class ClientEvaluation(FederatedCallback):
         name: begins the names of the metrics.
     """
 
+    observes = True
+
     def __init__(
         self,
         every_n_rounds: PositiveInt = 10,
