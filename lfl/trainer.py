@@ -38,8 +38,9 @@ from lfl.loop import FederatedLoop
 from lfl.memory import keep_freed_memory
 from lfl.optim import LearningRates
 from lfl.participation import Participation, UniformParticipation
-from lfl.settings import check_resumable, describe
+from lfl.settings import check_resumable, settings_of
 from lfl.signals import GracefulSignals
+from lfl.stack import check_stack
 from lfl.state import ClientStore
 from lfl.system import System
 from lfl.watch import ProcessWatch
@@ -64,8 +65,6 @@ _UNCALLED_HOOKS = (
     "on_validation_batch_start",
     "on_validation_batch_end",
 )
-
-_IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
 
 
 class FederatedTrainer(LightningFacade):
@@ -409,25 +408,7 @@ class FederatedTrainer(LightningFacade):
         self.participation.check(self.num_clients)
         if self.system is not None:
             self.system.check(self.num_clients)
-        owners = [type(c).__name__ for c in self.stack if overrides(c, "coordinates")]
-        if len(owners) > 1:
-            raise ValueError(
-                f"{' and '.join(owners)} both want the local optimizer to run on their own coordinates; "
-                "a stack can have one such callback."
-            )
-        if owners and any(self.client_model.names_of(phase.parameters) is not None for phase in self.work.phases):
-            raise ValueError(
-                f"{owners[0]} moves all parameters by coordinates: `local_phases` that freeze some of them have no "
-                "meaning with it."
-            )
-        for kind in {type(callback) for callback in self.stack if callback.once}:
-            if sum(type(callback) is kind for callback in self.stack) > 1:
-                raise ValueError(
-                    f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one."
-                )
-        for callback in self.stack:
-            callback.check(self.client_model.layout)
-            callback.check_stack(self.stack)
+        check_stack(self.stack, self.client_model, self.work)
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, self.client_model.module)]
         if ignored:
             rank_zero_warn(
@@ -479,30 +460,7 @@ class FederatedTrainer(LightningFacade):
             resumed=before.get("name"),
             ask=self._ask_first_process,
         )
-        self.settings = self._describe_settings()
-
-    def _describe_settings(self) -> dict[str, Any]:
-        """What the numbers of a run depend on, but for rounding."""
-        module = self.client_model.module
-        return {
-            "seed": int(self.seed),
-            "precision": self.precision,
-            "participation": describe(self.participation),
-            "local_work": describe(self.work),
-            "aggregator": describe(self.aggregator),
-            "buffers": self.buffers,
-            "on_nonfinite": self.on_nonfinite,
-            "system": describe(self.system),
-            "callbacks": describe([callback for callback in self.stack if not callback.observes]),
-            "optimizer": self.learning_rates.description,
-            "server_optimizer": self.server.description,
-            "model": {
-                "class": f"{type(module).__module__}.{type(module).__qualname__}",
-                "parameters": {n: list(s) for n, s in zip(self.layout.names, self.layout.shapes, strict=True)},
-                "modules": {n: repr(m) for n, m in module.named_modules() if not any(m.children())},
-            },
-            "data": {**_without(describe(self.data), _IRRELEVANT_DATA), "partition": self.data.partition.fingerprint()},
-        }
+        self.settings = settings_of(self)
 
     def _run_rounds(self, model: LightningModule) -> None:
         loop = FederatedLoop(self)
@@ -554,7 +512,9 @@ class FederatedTrainer(LightningFacade):
 
     def _headline(self) -> str:
         cohort = f", cohorts of {self.engine.cohort_size}" if self.engine.name == "vectorized" else ""
-        stack = " + ".join(type(c).__name__ for c in self.stack) or "FedAvg"
+        algorithms = [type(c).__name__ for c in self.stack if not c.observes] or ["FedAvg"]
+        observers = [type(c).__name__ for c in self.stack if c.observes]
+        stack = " + ".join(algorithms + observers)
         return (
             f"{stack}: {self.num_clients} clients, D = {self.layout.dim:,}, {self.engine.name} engine{cohort}, "
             f"{self.fabric.device}; run folder {self.log_dir}"
@@ -598,10 +558,6 @@ class FederatedTrainer(LightningFacade):
     @property
     def _rank_suffix(self) -> str:
         return f".rank{self.global_rank}" if self.world_size > 1 else ""
-
-
-def _without(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in names}
 
 
 def metrics_table(metrics: dict[str, float]) -> Any:
