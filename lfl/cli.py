@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 from types import MethodType
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
 from lfl.cli_errors import describe_error, is_about_settings, one_line
 from lfl.distributed import process_name
+from lfl.signals import StoppedBySignal
 from lfl.trainer import FederatedTrainer
 
 # Lightning calls older names of jsonargparse: nothing that a user could mend.
@@ -148,12 +150,12 @@ def run(args: list[str]) -> None:
     if os.getcwd() not in sys.path:  # an installed script does not see the user's own modules
         sys.path.insert(0, os.getcwd())
     try:
-        cli = FederatedCLI(args=args)
+        FederatedCLI(args=args)
+    except StoppedBySignal:
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if os.environ.get("LFL_TRACEBACK") or not is_about_settings(error):
             raise
         where = f" in {name}" if (name := process_name()) else ""
         print(f"lfl: error{where}: {describe_error(error)}", file=sys.stderr)
         sys.exit(1 if isinstance(error, RuntimeError) else 2)
-    if cli.trainer.interrupted:
-        sys.exit(128 + cli.trainer.interrupted)

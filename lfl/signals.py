@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer
+
+
+class StoppedBySignal(KeyboardInterrupt):
+    """SIGINT came while a run was trained, which has ended in good order."""
+
+
+def hand_on(number: int) -> None:
+    """End what called a run that signal ``number`` has ended; 0 for none.
+
+    A script must not go on with a model that is trained by half, as if nothing had happened.
+
+    Raises:
+        StoppedBySignal: SIGINT.
+        SystemExit: SIGTERM, with code 143.
+    """
+    if number == signal.SIGINT:
+        raise StoppedBySignal
+    if number:
+        sys.exit(128 + number)
 
 
 class GracefulSignals:

@@ -39,7 +39,7 @@ from lfl.memory import keep_freed_memory
 from lfl.optim import LearningRates
 from lfl.participation import Participation, UniformParticipation
 from lfl.settings import check_resumable, settings_of
-from lfl.signals import GracefulSignals
+from lfl.signals import GracefulSignals, hand_on
 from lfl.stack import check_stack
 from lfl.state import ClientStore
 from lfl.system import System
@@ -220,9 +220,14 @@ class FederatedTrainer(LightningFacade):
             model: any LightningModule with automatic optimization.
             datamodule: a FederatedDataModule.
             ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
+
+        Raises:
+            KeyboardInterrupt: SIGINT has ended the run, after a round and with a checkpoint.
+            SystemExit: SIGTERM has.
         """
         with self._watch.guarding():
             self._fit(model, datamodule, ckpt_path)
+        hand_on(self.interrupted)
 
     def _fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None) -> None:
         keep_freed_memory()
@@ -248,6 +253,7 @@ class FederatedTrainer(LightningFacade):
         self._logged_in(model.on_train_start)
         with GracefulSignals(self):
             self._run_rounds(model)
+        self.interrupted = max(self.gather_objects(self.interrupted))  # one process may be told for all
         self.client_model.bind(self.server.vector.clone())
         self.client_model.load_buffers(self.server_buffers, self.server_counters)
         model.on_train_end()

@@ -8,7 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from cli_world import World
+from conftest import mlp, train
+
+from lfl.callbacks import FederatedCallback
+from lfl.checkpointing import Checkpointing
 
 SLOW = '''
 import os, signal, time
@@ -42,8 +47,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def checkpoint_rounds(world: World, run: int) -> int:
-    import torch
-
     return torch.load(world.folder / f"runs/run_{run:03d}/checkpoints/last.ckpt", weights_only=True)["round"]
 
 
@@ -65,6 +68,26 @@ def test_a_signal_ends_the_round_and_the_run_goes_on(
     assert world.lfl(*args, "--ckpt_path=last")[0] == 0
     assert world.lfl(*args)[0] == 0
     assert world.metrics(1) == world.metrics(2)
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_script_does_not_go_on_with_half_a_model(number: int, end: type[BaseException], tmp_path: Path):
+    """The run has ended in good order, and so ends what called it."""
+
+    class Signal(FederatedCallback):
+        def on_round_end(self, round):
+            if round.number == 2:
+                signal.raise_signal(number)
+
+    handler = signal.getsignal(number)
+    module = mlp()
+    with pytest.raises(end) as raised:
+        train([Signal()], tmp_path, module, checkpoint=Checkpointing(), max_rounds=4)
+    assert getattr(raised.value, "code", 143) == 143
+    saved = torch.load(next(tmp_path.glob("*/checkpoints/last.ckpt")), weights_only=True)
+    assert saved["round"] == 2
+    assert all(torch.equal(value, saved["state_dict"][name]) for name, value in module.state_dict().items())
+    assert signal.getsignal(number) == handler
 
 
 def test_a_second_signal_ends_at_once(world: World):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -44,9 +45,9 @@ def fit(config: Path, overrides: dict[str, object], root: Path) -> RunFolder:
             warnings.simplefilter("ignore")  # Lightning's own deprecations, once a run
             cli = FederatedCLI(args=arguments)
     except SystemExit as error:
+        if error.code == 128 + signal.SIGTERM:
+            raise KeyboardInterrupt from error
         raise RuntimeError(f"`lfl {' '.join(arguments)}` failed: {said.getvalue().strip()}") from error
-    if cli.trainer.interrupted:
-        raise KeyboardInterrupt
     return RunFolder(Path(str(cli.trainer.log_dir)))
 
 
