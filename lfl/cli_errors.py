@@ -213,15 +213,19 @@ def _arguments(cls: type) -> list[str]:
 
 
 def _type_names(text: str) -> list[str]:
-    """The names in ``Subtypes: [<class 'int'>, list[a.b.C], <class 'NoneType'>]`` but the last, each once."""
-    names = (path.rsplit(".", 1)[-1] for path in re.findall(r"([\w.]+)(?='>|\])", text))
+    """The names in ``Subtypes: [<class 'int'>, list[a.b.C], Literal['d'], <class 'NoneType'>]``, each once.
+
+    None is left out, and what stands for itself keeps its quotes.
+    """
+    names = [path.rsplit(".", 1)[-1] for path in re.findall(r"([\w.]+)(?='>|\])", text)]
+    names += [choice.strip() for literal in re.findall(r"Literal\[(.*?)\]", text) for choice in literal.split(",")]
     return [name for name in dict.fromkeys(names) if name != "NoneType"]
 
 
 def _words(types: list[str]) -> str:
     """What a value of one of these types is; every whole number is a number."""
     kinds = [kind for kind in types if kind != "int" or "float" not in types]
-    return " or ".join(_WORDS.get(kind, f"a {kind}") for kind in kinds)
+    return " or ".join(_WORDS.get(kind, kind.strip("'") if "'" in kind else f"a {kind}") for kind in kinds)
 
 
 def _cut(text: str) -> str:

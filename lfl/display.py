@@ -21,7 +21,7 @@ _LOSS = "train/loss"
 _UP = "comm/total_up_bytes"
 _DOWN = "comm/total_down_bytes"
 _HIGHER_IS_BETTER = ("acc", "f1", "auroc", "auc")
-_LOWER_IS_BETTER = ("loss", "error", "perplexity")
+_LOWER_IS_BETTER = ("loss", "error", "perplexity", "gradient_norm", "distance")
 
 _DRAW_SECONDS = 0.2
 _LINE_SECONDS = 2.0

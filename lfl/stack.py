@@ -25,6 +25,13 @@ def check_stack(stack: list[FederatedCallback], model: ClientModel, work: LocalW
     for kind in {type(callback) for callback in stack if callback.once}:
         if sum(type(callback) is kind for callback in stack) > 1:
             raise ValueError(f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one.")
+    # What never goes together, before what would go together in another order or with other arguments.
+    personal = [type(c).__name__ for c in stack if overrides(c, "personalize")]
+    whole = [type(c).__name__ for c in stack if c.whole_model]
+    if personal and whole:
+        raise ValueError(
+            f"{personal[0]} and {whole[0]} have no meaning together: {whole[0]} needs all parameters to be shared."
+        )
     for callback in stack:
         callback.check(model.layout)
         callback.check_stack(stack)

@@ -92,6 +92,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--trainer.cohort_size=0", "`trainer.cohort_size=0` must be a whole number of at least 1."),
         ("--trainer.gradient_clip_val=-1.0", "`trainer.gradient_clip_val=-1.0` must be a number above 0."),
         ("--seed_everything=true", "`seed_everything=true` must be a whole number of at least 0."),
+        ("--trainer.trace_steps=complie", "`trainer.trace_steps=complie` must be true or false or compile."),
         (
             "--trainer.engine vector",
             "`trainer.engine=vector` must be one of 'auto', 'sequential', 'vectorized'; did you mean `vectorized`?",

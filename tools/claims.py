@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from report import Table
 
+_ANSWERS = {True: "holds", False: "does not hold", None: "not tested"}
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -15,12 +17,12 @@ class Claim:
 
     Attributes:
         text: what it says.
-        holds: whether it does here.
+        holds: whether it does here; None where nothing decides it.
         numbers: why.
     """
 
     text: str
-    holds: bool
+    holds: bool | None
     numbers: str
 
 
@@ -28,7 +30,7 @@ def tabulate_claims(title: str, claims: list[Claim]) -> Table:
     """A line for each."""
     table = Table(f"{title}: what the paper says", ["claim", "here", "numbers"])
     for claim in claims:
-        table.add(claim.text, "holds" if claim.holds else "does not hold", claim.numbers)
+        table.add(claim.text, _ANSWERS[claim.holds], claim.numbers)
     return table
 
 
@@ -39,8 +41,13 @@ def ordered(text: str, values: dict[str, float]) -> Claim:
 
 
 def compared(text: str, holds: bool, values: dict[str, float], otherwise: str = "not reached") -> Claim:
-    """A claim with the numbers that decide it, ``otherwise`` for those that are not finite."""
-    return Claim(text, holds, ", ".join(f"{name} {number(value, otherwise)}" for name, value in values.items()))
+    """A claim with the numbers that decide it, ``otherwise`` for those that are not finite.
+
+    One that does not hold where no number is finite has not been tested.
+    """
+    is_tested = holds or any(math.isfinite(value) for value in values.values())
+    told = ", ".join(f"{name} {number(value, otherwise)}" for name, value in values.items())
+    return Claim(text, holds if is_tested else None, told)
 
 
 def number(value: float, otherwise: str = "diverged") -> str:

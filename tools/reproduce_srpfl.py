@@ -300,7 +300,7 @@ def claim_of_growth(scenario: Scenario, by_size: Mapping[int, Comparison]) -> Cl
     errors = np.array([found.error for found in by_size.values()])
     text = f"{scenario.name}: the speed-up grows as log N"
     if len(sizes) < 3 or not (np.isfinite(means + errors) & (errors > 0)).all():
-        return Claim(text, False, "needs three numbers of clients and several runs")
+        return Claim(text, None, "needs three numbers of clients and several runs")
     slope, logarithmic = misfit(np.log2(sizes), means, errors)
     power, polynomial = misfit(np.log2(sizes), np.log(means), errors / means)
     consistent = logarithmic <= ERRORS and slope > ERRORS * slope_error(np.log2(sizes), errors)

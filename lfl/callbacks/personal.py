@@ -48,12 +48,6 @@ class PersonalParameters(FederatedCallback):
                 f"PersonalParameters must be the first of `callbacks`, before {type(stack[0]).__name__}: what is "
                 "personal must be put aside before anything else looks at a client's update."
             )
-        for other in stack:
-            if other.whole_model:
-                raise ValueError(
-                    f"PersonalParameters and {type(other).__name__} have no meaning together: "
-                    f"{type(other).__name__} needs all parameters to be shared."
-                )
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

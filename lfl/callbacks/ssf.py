@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callbacks.base import FederatedCallback, Gradient, refuse_lossy_codecs
-from lfl.callbacks.scaffold import ControlUpdate
+from lfl.callbacks.scaffold import ControlUpdate, Scaffold
 from lfl.comm import Message, dense_bits
 from lfl.defaults import own
 from lfl.round import Cohort, Round
@@ -60,6 +60,8 @@ class SSF(FederatedCallback):
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
         refuse_lossy_codecs("SSF", stack)
+        if any(isinstance(other, Scaffold) for other in stack):
+            raise ValueError("SSF is Scaffold in a subspace, with controls of its own: use one of the two.")
 
     @override
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from jsonargparse.typing import OpenUnitInterval, PositiveInt
 from torch import Tensor
@@ -139,6 +140,7 @@ class DatasetSource(Source):
 
     Raises:
         TypeError: one of the two has no length or no items by position.
+        ValueError: an item is something else than (input, target), when it is read.
     """
 
     # Bare `Dataset`: with a parameter, jsonargparse 4.53 refuses the arguments of a data set named by its class path.
@@ -159,6 +161,8 @@ class DatasetSource(Source):
 
     @override
     def load(self) -> tuple[Data, Data]:
+        _check_item("train", self.train, self.in_memory)
+        _check_item("test", self.test, self.in_memory)
         return (_stack(self.train), _stack(self.test)) if self.in_memory else (self.train, self.test)
 
 
@@ -181,6 +185,24 @@ def groups_of(data: Data) -> Tensor | None:
     """All natural ids, (n,), or None: the attribute ``groups``."""
     found = getattr(data, "groups", None)
     return None if found is None else torch.as_tensor(found)
+
+
+def _check_item(name: str, dataset: Dataset[Any], in_memory: bool) -> None:
+    if not num_examples(dataset):
+        return
+    item = dataset[0]
+    parts = list(item) if isinstance(item, tuple | list) else []
+    if (len(parts) == 2 or (len(parts) > 2 and not in_memory)) and all(_is_numeric(part) for part in parts):
+        return
+    found = [type(part).__name__ for part in parts] or (list(item) if isinstance(item, dict) else "")
+    raise ValueError(
+        f"Items of `{name}` of DatasetSource must be (input, target), two tensors{'' if in_memory else ' or more'}; "
+        f"the first of {type(dataset).__name__} is a {type(item).__name__} {found}: put more inputs into one tensor."
+    )
+
+
+def _is_numeric(part: Any) -> bool:
+    return isinstance(part, Tensor | np.ndarray | np.generic | int | float)
 
 
 def _stack(dataset: Dataset[Any]) -> TensorData:

@@ -91,3 +91,34 @@ def test_an_iterable_dataset_is_refused():
 def test_the_text_of_a_source_is_one_line():
     assert repr(DatasetSource(Squares(), Squares(), 3)) == "DatasetSource(train=Squares, test=Squares, in_memory=True)"
     assert repr(Digits(0.3)) == "Digits(test_fraction=0.3)"
+
+
+class Named(Dataset[Any]):
+    """Items of another kind."""
+
+    def __init__(self, item: Any) -> None:
+        self.item, self.targets = item, torch.zeros(3, dtype=torch.long)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: int) -> Any:
+        return self.item
+
+
+@pytest.mark.parametrize(
+    ("item", "in_memory", "found"),
+    [
+        ({"x": torch.zeros(2), "y": 1}, True, "a dict ['x', 'y']"),
+        ({"x": torch.zeros(2), "y": 1}, False, "a dict ['x', 'y']"),
+        (((torch.zeros(2), torch.zeros(3)), 1), True, "a tuple ['tuple', 'int']"),
+        (((torch.zeros(2), torch.zeros(3)), 1), False, "a tuple ['tuple', 'int']"),
+        ((torch.zeros(2), torch.zeros(2), 1), True, "a tuple ['Tensor', 'Tensor', 'int']"),
+        (torch.zeros(2), True, "a Tensor"),
+    ],
+)
+def test_items_of_another_kind_are_refused(item: Any, in_memory: bool, found: str) -> None:
+    source = DatasetSource(Squares(), Named(item), num_classes=3, in_memory=in_memory)
+    with pytest.raises(ValueError, match=r"`test` of DatasetSource must be \(input, target\), two tensors") as refused:
+        source.load()
+    assert f"the first of Named is {found}" in str(refused.value)
