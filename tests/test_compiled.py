@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,22 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
         TraceError, match=r"training step \(RuntimeError: no working C\+\+ compiler\).*trace_steps=true"
     ):
         train([], tmp_path, mlp(), even_data(), trace_steps="compile")
+
+
+@pytest.mark.parametrize(("entries", "is_refused"), [(1, False), (100, True)])
+def test_an_entry_that_jumps_is_no_other_step(entries: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding may decide a maximum or a ReLU: 0.05 in 1 of 10,000 ones is 5e-4 of the norm, in 100 of them 5e-3."""
+
+    def jumping(recorded: Any, **options: Any) -> Any:
+        def run(x: Tensor) -> list[Tensor]:
+            gradients, losses = recorded(x)
+            gradients[0, :entries] += 0.05
+            return [gradients, losses]
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", jumping)
+    compiled = CompiledStep(lambda x: (x + 1, x.sum(1) + 1, {}))
+    context = pytest.raises(TraceError) if is_refused else nullcontext()
+    with context:
+        compiled(torch.zeros(1, 10_000))

@@ -52,8 +52,8 @@ _SHORT_CUTS = {
     _aten.view.default: Tensor.view,
     _aten.expand.default: Tensor.expand,
 }
-# How far the same numbers may be from each other, of the largest, where sums are taken in another order.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
+# How far a gradient added by a matrix product may be from the same in two operations, of the largest number.
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
 
 
 def _max_pool2d(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -133,7 +133,7 @@ class TracedStep:
         expected = params - rate * gradients
         found = self._replay_descent(shape, [params, *leaves[1:]], rate)
         compare(found, (losses, logs))
-        compare(params, expected, within=TOLERANCE[params.dtype] * size)
+        compare(params, expected, within=_TOLERANCE[params.dtype] * size)
 
     def _replay_descent(self, shape: Any, leaves: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         replay, names = self._descents[shape]
