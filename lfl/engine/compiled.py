@@ -58,8 +58,8 @@ class CompiledStep(TracedStep):
             ) from error
         computed = self._step(*arguments)
         for ours, exact in zip(found, computed[:2], strict=False):  # logged values may jump, as an accuracy does
-            error = _relative_error(ours, exact)
-            compare(error, torch.zeros_like(error), within=_tolerance(recorded, exact))
+            relative = _relative_error(ours, exact)
+            compare(relative, torch.zeros_like(relative), within=_tolerance(recorded, exact))
         if len(self._recorded) == _MANY_SHAPES:
             rank_zero_warn(
                 f"`trace_steps=compile` has compiled {_MANY_SHAPES + 1} shapes of batches, which took seconds each, "
