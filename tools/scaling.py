@@ -277,7 +277,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "select": (("_select",), ()),
     "download": (("_download",), ()),
     "train: cohorts": (("cohorts", "train", "_load_buffers", "_refuse_nonfinite"), ("run_round",)),
-    "train: batches": (("reading_ahead",), ("_train_phase",)),
+    "train: batches": (("_batches", "reading_ahead"), ("_train_phase",)),
     "train: gradient": (("_train_phase",), ()),
     "train: step": (("step",), ("_train_phase",)),
     "upload": (("_upload",), ()),
