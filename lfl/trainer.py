@@ -471,7 +471,7 @@ class FederatedTrainer(LightningFacade):
     def _run_rounds(self, model: LightningModule) -> None:
         loop = FederatedLoop(self)
         self.display.message(self._headline())
-        if self.trace_steps == "compile":
+        if self.engine.compiles:
             self.display.message("The first rounds compile the local step, for seconds per shape of batch.")
         if self.current_round >= self.max_rounds:
             self.display.message(

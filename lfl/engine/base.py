@@ -43,6 +43,7 @@ class LocalEngine(ABC):
     Attributes:
         may_descend: whether the shapes of batches are few, so that recorded steps may include the step of plain SGD.
         padded_width: examples that a batch is padded to, 0 for none.
+        compiles: whether steps are recorded and compiled.
     """
 
     name: Literal["sequential", "vectorized"]
@@ -73,7 +74,7 @@ class LocalEngine(ABC):
         self._frozen = FrozenModel(model, data.batch_size, self.global_features)
         self._logs = StepLogs()
         self._traced: list[TracedStep] | None = None
-        self._compiles = False
+        self.compiles = False
         self._is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
         self.may_descend = True
         self.padded_width = 0
@@ -98,7 +99,7 @@ class LocalEngine(ABC):
         engine = type(self)(self.model, self.data, work, callbacks, seed, self.cohort_size)
         engine.may_descend, engine.padded_width = self.may_descend, self.padded_width
         if self._traced is not None:
-            engine.trace_steps(self._compiles)
+            engine.trace_steps(self.compiles)
         return engine
 
     def trace_steps(self, compile: bool = False) -> None:
@@ -109,7 +110,7 @@ class LocalEngine(ABC):
         ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             return self.functional_gradients(params, batch, 0, keys, anchor, extras, *weights)
 
-        self._compiles = compile
+        self.compiles = compile
         kind = CompiledStep if compile else TracedStep
         self._traced = [kind(step) for _ in self.work.phases]
 

@@ -73,7 +73,7 @@ def build_engine(
             f"`trace_steps={str(trace_steps).lower()}` cannot record the step of {type(model.module).__name__}: "
             f"{untraceable}. Leave it out."
         )
-    if name == "sequential":
+    if "sequential" in (name, resumed):
         return sequential
     with model.recording():
         reason = why_not_vectorized(model, batch, keys)
@@ -89,11 +89,10 @@ def build_engine(
     _decide_padding(vectorized, data, batch, keys, clients_per_round)
     if trace_steps:
         vectorized.trace_steps(compile=trace_steps == "compile")
-    if name == "vectorized" or resumed == "vectorized":
+    if "vectorized" in (name, resumed):
         return vectorized
-    if resumed is None and ask(lambda: _is_faster(vectorized, sequential, data, seed, clients_per_round)):
-        return vectorized
-    return sequential
+    is_faster = ask(lambda: _is_faster(vectorized, sequential, data, seed, clients_per_round))
+    return vectorized if is_faster else sequential
 
 
 def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:
