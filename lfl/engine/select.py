@@ -78,8 +78,9 @@ def build_engine(
     with model.recording():
         reason = why_not_vectorized(model, batch, keys)
     if reason is not None and name == "vectorized":
+        instead = ", or GroupNorm where that is BatchNorm" if model.changed_buffers else ""
         raise ValueError(
-            f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`."
+            f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`{instead}."
         )
     if reason is not None:
         rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
