@@ -246,3 +246,16 @@ def test_a_workload_is_written_for_others(tool, tmp_path):
     assert work["participants"].shape == (3, 10)
     assert sorted(i for client in work["clients"] for i in client.tolist()) == list(range(4000))
     assert [tuple(p.shape) for p in work["state"]] == [(200, 784), (200,), (10, 200), (10,)]
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp", "many-small", "resnet", "pfl-cifar"])
+def test_the_networks_of_the_peers_are_ours(tool, monkeypatch, name):
+    """Plain torch, with the parameters in the same order: the same outputs."""
+    monkeypatch.syspath_prepend(str(TOOLS / "peers"))
+    ours = tool("workloads").WORKLOADS[name].model().backbone
+    theirs = importlib.import_module("networks").build(name)
+    with torch.no_grad():
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            other.copy_(mine)
+        x = torch.rand(2, *((3, 32, 32) if name in ("resnet", "pfl-cifar") else (1, 28, 28)))
+        torch.testing.assert_close(theirs(x), ours(x), rtol=0, atol=1e-5)

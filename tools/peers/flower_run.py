@@ -45,7 +45,7 @@ client_app = ClientApp()
 
 
 @functools.cache
-def load_worker(path: str) -> tuple[Work, nn.Sequential]:
+def load_worker(path: str) -> tuple[Work, nn.Module]:
     """Returns an actor's data and network, loaded once."""
     torch.set_num_threads(1)
     work = load_work(path)

@@ -17,13 +17,14 @@ import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "cnn": lambda: nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),
@@ -38,10 +39,33 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
     ),
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10)),
     "many-small": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+    "resnet": lambda: _resnet18(),
+    "pfl-cifar": lambda: nn.Sequential(
+        *_block(3, 32),
+        *_block(32, 64),
+        nn.Flatten(),
+        nn.Linear(64 * 64, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    ),
 }
 
 
-def build(name: str) -> nn.Sequential:
+def _block(width_in: int, width: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+    ]  # fmt: skip
+
+
+def _resnet18() -> nn.Module:
+    from torchvision.models import resnet18  # only this network needs it
+
+    network: nn.Module = resnet18(num_classes=10, norm_layer=partial(nn.GroupNorm, 2))
+    return network
+
+
+def build(name: str) -> nn.Module:
     """Returns a new network."""
     return NETWORKS[name]()
 
@@ -72,7 +96,7 @@ class Work:
     test_inputs: Tensor
     test_targets: Tensor
 
-    def network(self) -> nn.Sequential:
+    def network(self) -> nn.Module:
         """Returns the network with the initial parameters."""
         network = build(self.name)
         load_parameters(network, self.state)
