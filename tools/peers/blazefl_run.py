@@ -1,8 +1,8 @@
 """FedAvg with BlazeFL on the work of a file, at its best CPU setting: a pool with a worker for each core.
 
-    python3.13 -m venv /work/peers/blazefl
-    /work/peers/blazefl/bin/pip install "blazefl[contrib,reproducibility]==2.0.3" "torch==2.14.1"
-    /work/peers/blazefl/bin/python tools/peers/blazefl_run.py WORK.pt --rounds 10 --processes 2 --mode threads
+    python3.13 -m venv ~/peers/blazefl
+    ~/peers/blazefl/bin/pip install "blazefl[contrib,reproducibility]==2.0.3" "torch==2.14.1"
+    ~/peers/blazefl/bin/python tools/peers/blazefl_run.py WORK.pt --rounds 10 --processes 2 --mode threads
 
 BlazeFL 2.0.3 needs Python 3.12 or newer; 3.0.0 needs 3.14. The last line of the output is a JSON object; "seconds" are
 those of each round, from sampling the clients to the update of the global network.

@@ -1,8 +1,8 @@
 """FedAvg with pfl-research on the work of a file, at its best CPU setting: torchrun, a process for each core.
 
-    python3 -m venv /work/peers/pfl
-    /work/peers/pfl/bin/pip install "pfl[pytorch]==0.6.0" "torch==2.14.1"
-    /work/peers/pfl/bin/python tools/peers/pfl_run.py WORK.pt --rounds 10 --processes 2
+    python3 -m venv ~/peers/pfl
+    ~/peers/pfl/bin/pip install "pfl[pytorch]==0.6.0" "torch==2.14.1"
+    ~/peers/pfl/bin/python tools/peers/pfl_run.py WORK.pt --rounds 10 --processes 2
 
 The last line of the output is a JSON object; "seconds" are those of each round on the first process.
 
