@@ -70,14 +70,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             "A run continues only from its own checkpoints; load weights into the model with `load_state_dict`."
         )
     version = state.pop(_VERSION_KEY)
-    if version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has checkpoint format {version}, and this lfl reads {FORMAT_VERSION}. Upgrade lfl."
-        )
-    if version < FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has checkpoint format {version}, and this lfl reads {FORMAT_VERSION}. Use the lfl that wrote it."
-        )
+    if version != FORMAT_VERSION:
+        advice = "Upgrade lfl" if version > FORMAT_VERSION else "Use the lfl that wrote it"
+        raise CheckpointError(f"{path} has checkpoint format {version}, and this lfl reads {FORMAT_VERSION}. {advice}.")
     return state
 
 

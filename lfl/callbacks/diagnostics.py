@@ -36,7 +36,8 @@ class Diagnostics(FederatedCallback):
         trajectory: steps that are kept; 0 for none.
     """
 
-    once, observes = True, True
+    once = True
+    observes = True
 
     def __init__(self, every_n_rounds: PositiveInt = 1, trajectory: NonNegativeInt = 20) -> None:
         self.every_n_rounds, self.trajectory = every_n_rounds, trajectory

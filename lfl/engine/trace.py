@@ -69,6 +69,12 @@ _SHORT_CUTS[_aten.max_pool2d_with_indices.default] = _max_pool2d
 _SHAPE_ONLY = (_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default)
 
 
+DIFFERS = (
+    "The training step, recorded and replayed, gives other numbers than the step itself: it depends on something "
+    "besides its batch and parameters. Use `trainer.trace_steps=false`."
+)
+
+
 class TraceError(RuntimeError):
     """A recorded step does not do what the step does."""
 
@@ -103,7 +109,7 @@ class TracedStep:
         gradients, losses, *logged = replay(*leaves)
         result = gradients, losses, dict(zip(names, logged, strict=True))
         if shape not in self._trusted:
-            compare(result, self._step(*arguments))
+            _compare(result, self._step(*arguments))
             self._trusted.add(shape)
         return result
 
@@ -132,8 +138,8 @@ class TracedStep:
         rate = size / largest if largest else 1.0
         expected = params - rate * gradients
         found = self._replay_descent(shape, [params, *leaves[1:]], rate)
-        compare(found, (losses, logs))
-        compare(params, expected, within=_TOLERANCE[params.dtype] * size)
+        _compare(found, (losses, logs))
+        _compare(params, expected, within=_TOLERANCE[params.dtype] * size)
 
     def _replay_descent(self, shape: Any, leaves: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         replay, names = self._descents[shape]
@@ -146,14 +152,11 @@ def shape_of(leaves: list[Tensor]) -> Any:
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
-def compare(replayed: Any, computed: Any, within: float = 0.0) -> None:
+def _compare(replayed: Any, computed: Any, within: float = 0.0) -> None:
     """Raise unless the two agree to the bit, or to ``within``."""
     pairs = zip(tree_leaves(replayed), tree_leaves(computed), strict=True)
     if not all(torch.allclose(a, b, rtol=0.0, atol=within, equal_nan=True) for a, b in pairs):
-        raise TraceError(
-            "The training step, recorded and replayed, gives other numbers than the step itself: it depends on "
-            "something besides its batch and parameters. Use `trainer.trace_steps=false`."
-        )
+        raise TraceError(DIFFERS)
 
 
 def leaves_of(tree: Any) -> list[Tensor]:
