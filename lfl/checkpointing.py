@@ -11,10 +11,10 @@ from jsonargparse.typing import PositiveInt
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
-from lfl.checkpoint import CheckpointError, save_atomically
-from lfl.display import direction_of
-from lfl.distributed import at_home
-from lfl.settings import describe
+from lfl.processes.deal import at_home
+from lfl.reporting.formats import direction_of
+from lfl.storage.checkpoint_file import CheckpointError, save_atomically
+from lfl.storage.fingerprint import describe
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lfl.callbacks.base import FederatedCallback, overrides
+from lfl.callback import FederatedCallback, overrides
 from lfl.comm import Message, Payload
-from lfl.distributed import ProcessSums, at_home
+from lfl.processes.deal import at_home
+from lfl.processes.sums import ProcessSums
 from lfl.round import Cohort, Round
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.checks import check_number
+from lfl.arguments import check_number
 from lfl.randomness import derive_seed
 from lfl.system import Speeds, System
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lfl.optim import LocalOptimizer
+    from lfl.client.optimizer import LocalOptimizer
     from lfl.subspace import Basis
     from lfl.trainer import FederatedTrainer
 

@@ -15,7 +15,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.checks import check_number
+from lfl.arguments import check_number
 from lfl.randomness import client_keys, uniform
 
 

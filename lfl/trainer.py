@@ -20,30 +20,28 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from lfl.aggregation import Aggregator, MeanAggregator, Server
-from lfl.callbacks.base import FederatedCallback, overrides
-from lfl.checkpoint import check_writable, find_last, load_checkpoint, new_run_folder
+from lfl.arguments import check_choice, own
+from lfl.callback import FederatedCallback, check_stack, overrides
 from lfl.checkpointing import Checkpointing, load_weights, restore_trainer
-from lfl.checks import check_choice
-from lfl.client import ClientModel
+from lfl.client.evaluation import Evaluator, Stage
+from lfl.client.model import ClientModel
+from lfl.client.rates import LearningRates
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
-from lfl.defaults import own
-from lfl.display import ProgressDisplay, RunSummary
-from lfl.distributed import gather_objects
 from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
-from lfl.evaluation import Evaluator, Stage
 from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
-from lfl.memory import keep_freed_memory
-from lfl.optim import LearningRates
 from lfl.participation import Participation, UniformParticipation
-from lfl.settings import check_resumable, settings_of
-from lfl.signals import GracefulSignals, hand_on
-from lfl.stack import check_stack
-from lfl.state import ClientStore
+from lfl.processes.signals import GracefulSignals, hand_on
+from lfl.processes.sums import gather_objects
+from lfl.processes.watch import ProcessWatch
+from lfl.reporting.progress import ProgressDisplay
+from lfl.reporting.summary import RunSummary
+from lfl.storage.checkpoint_file import check_writable, find_last, load_checkpoint, new_run_folder
+from lfl.storage.client_store import ClientStore
+from lfl.storage.fingerprint import check_resumable, settings_of
 from lfl.system import System
-from lfl.watch import ProcessWatch
 
 _UNCALLED_HOOKS = (
     "on_train_batch_start",
@@ -230,7 +228,6 @@ class FederatedTrainer(LightningFacade):
         hand_on(self.interrupted)
 
     def _fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None) -> None:
-        keep_freed_memory()
         self.should_stop, self.interrupted = False, 0
         self.current_round, self.total_refused, self.simulated_seconds = 0, 0, {}  # every fit is a run of its own
         self.summary = RunSummary()
@@ -313,7 +310,7 @@ class FederatedTrainer(LightningFacade):
 
     @property
     def layout(self) -> Any:
-        """The layout of the parameters in the vector, a ParameterVector."""
+        """The layout of the parameters in the vector, a ParameterLayout."""
         return self.client_model.layout
 
     def is_evaluation_due(self, round_number: int) -> bool:
@@ -414,7 +411,8 @@ class FederatedTrainer(LightningFacade):
         self.participation.check(self.num_clients)
         if self.system is not None:
             self.system.check(self.num_clients)
-        check_stack(self.stack, self.client_model, self.work)
+        frozen = any(self.client_model.names_of(phase.parameters) is not None for phase in self.work.phases)
+        check_stack(self.stack, self.layout, frozen)
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, self.client_model.module)]
         if ignored:
             rank_zero_warn(

@@ -18,9 +18,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lfl.callbacks import FederatedCallback, Scaffold
 from lfl.checkpointing import Checkpointing
-from lfl.distributed import ProcessSums, gather_objects
 from lfl.models import Classifier
 from lfl.participation import FixedParticipation, FullParticipation
+from lfl.processes.sums import ProcessSums, gather_objects
 from lfl.round import Cohort, Round
 from lfl.trainer import FederatedTrainer
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lfl.checkpoint import CheckpointError, find_last, load_checkpoint, new_run_folder, save_atomically
+from lfl.storage.checkpoint_file import CheckpointError, find_last, load_checkpoint, new_run_folder, save_atomically
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -259,7 +259,7 @@ def test_two_starters_never_share_a_folder(tmp_path, monkeypatch):
             barrier.wait(timeout=10)
         mkdir(path, *args)
 
-    monkeypatch.setattr("lfl.checkpoint.os.mkdir", mkdir_together)
+    monkeypatch.setattr("lfl.storage.checkpoint_file.os.mkdir", mkdir_together)
     threads = [threading.Thread(target=lambda: folders.append(new_run_folder(tmp_path).name)) for _ in range(8)]
     for thread in threads:
         thread.start()

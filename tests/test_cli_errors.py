@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lfl.storage.checkpoint_file
 import pytest
 import torch
 from cli_world import World
 
-import lfl.checkpoint
-from lfl.cli_errors import one_line
+from lfl.cli.errors import one_line
 
 UNION = """Parser key "trainer.callbacks":
   Does not validate against any of the Union subtypes
-  Subtypes: [list[lfl.callbacks.base.FederatedCallback], <class 'NoneType'>]
+  Subtypes: [list[lfl.callback.FederatedCallback], <class 'NoneType'>]
   Errors:
     - Problem with given class_path 'lfl.callbacks.SSF':
         Parser key "subspace":
@@ -267,7 +267,7 @@ def test_no_permission_to_write(world: World, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_full_disk_keeps_the_previous_checkpoint(world: World, monkeypatch: pytest.MonkeyPatch):
-    write, count = lfl.checkpoint._write_and_replace, 0
+    write, count = lfl.storage.checkpoint_file._write_and_replace, 0
 
     def full(state: dict[str, Any], path: Path) -> None:
         nonlocal count
@@ -276,7 +276,7 @@ def test_full_disk_keeps_the_previous_checkpoint(world: World, monkeypatch: pyte
             raise OSError(errno.ENOSPC, "No space left on device")
         write(state, path)
 
-    monkeypatch.setattr(lfl.checkpoint, "_write_and_replace", full)
+    monkeypatch.setattr(lfl.storage.checkpoint_file, "_write_and_replace", full)
     text = world.error()
     assert text.startswith("Cannot write runs/run_000/checkpoints/last.ckpt: No space left on device. ")
     assert "MiB are free" in text

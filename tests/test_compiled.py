@@ -12,8 +12,8 @@ from methods import train_method
 from test_trace import even_data, needs_compiler
 from torch import Tensor
 
-from lfl.engine.compiled import CompiledStep
-from lfl.engine.trace import TraceError
+from lfl.engine.graph.compiled import CompiledStep
+from lfl.engine.graph.traced import TraceError
 
 
 @needs_compiler

@@ -6,8 +6,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from lfl import display
-from lfl.display import ProgressDisplay, RunSummary, format_bytes, format_seconds
+from lfl.reporting import progress
+from lfl.reporting.formats import format_bytes, format_seconds
+from lfl.reporting.progress import ProgressDisplay
+from lfl.reporting.summary import RunSummary
 
 
 class Clock:
@@ -23,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(display.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(progress.time, "monotonic", clock.monotonic)
     return clock
 
 
@@ -144,7 +146,7 @@ def test_file_gets_no_control_characters_even_if_colour_is_forced(monkeypatch, t
 def test_rich_is_not_imported_for_plain_lines():
     code = """
 import sys
-from lfl.display import ProgressDisplay
+from lfl.reporting.progress import ProgressDisplay
 shown = ProgressDisplay()
 shown.start(1, 1)
 shown.round_done(1, {})

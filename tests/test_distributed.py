@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfl.distributed import deal, deal_together
-from lfl.state import ClientStore
+from lfl.processes.deal import deal, deal_together
+from lfl.storage.client_store import ClientStore
 
 
 def loads(work: list[int], num_processes: int) -> list[int]:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lfl.client.layout import ParameterLayout
+from lfl.client.optimizer import LocalOptimizer, movement_scale
+from lfl.client.rates import LearningRates
 from lfl.engine import LocalWork
-from lfl.optim import LearningRates, LocalOptimizer, movement_scale
-from lfl.vector import ParameterVector
 
 
 @given(
@@ -64,7 +65,7 @@ def test_rows_step_as_clients_would_alone(name: str) -> None:
     steps = [4, 2, 1]
     module = mlp().double()
     module.configure_optimizers = lambda: OPTIMIZERS[name](module.parameters())
-    layout = ParameterVector.of_parameters(module)
+    layout = ParameterLayout.of_parameters(module)
     start = layout.flatten({n: p.detach() for n, p in module.named_parameters()})
     gradients = torch.randn(4, 3, layout.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = start.repeat(3, 1)
@@ -78,7 +79,7 @@ def test_rows_step_as_clients_would_alone(name: str) -> None:
         torch.testing.assert_close(values[client], alone, rtol=0, atol=1e-14)
 
 
-def alone_after(module: nn.Module, layout: ParameterVector, start: Tensor, gradients: Tensor) -> Tensor:
+def alone_after(module: nn.Module, layout: ParameterLayout, start: Tensor, gradients: Tensor) -> Tensor:
     for name, view in layout.views(start.clone()).items():
         module.get_parameter(name).data = view
     optimizer = module.configure_optimizers()
@@ -91,7 +92,7 @@ def alone_after(module: nn.Module, layout: ParameterVector, start: Tensor, gradi
 
 def test_groups_are_few_tensors_however_many_layers() -> None:
     module = mlp()
-    layout = ParameterVector.of_parameters(module)
+    layout = ParameterLayout.of_parameters(module)
     values = torch.zeros(2, layout.dim)
     optimizer = LocalOptimizer(module, layout, values, rates=None)
     assert [p.shape for p in optimizer.optimizer.param_groups[0]["params"]] == [(2, layout.dim)]
@@ -106,7 +107,7 @@ def test_weight_decay_by_group() -> None:
         ],
         lr=0.1,
     )
-    layout = ParameterVector.of_parameters(module)
+    layout = ParameterLayout.of_parameters(module)
     decay = LocalOptimizer(module, layout, torch.zeros(1, layout.dim), rates=None).weight_decay()
     expected = [0.5 * torch.ones(s.numel()) if len(s) > 1 else torch.zeros(s.numel()) for s in layout.shapes]
     assert torch.equal(decay, torch.cat(expected))
@@ -127,7 +128,7 @@ def test_weight_decay_by_group() -> None:
 def test_what_has_no_meaning_on_coordinates(make, message: str) -> None:
     module = mlp()
     module.configure_optimizers = lambda: make(module.parameters())
-    layout = ParameterVector.of_parameters(module)
+    layout = ParameterLayout.of_parameters(module)
     with pytest.raises(ValueError, match=message):
         LocalOptimizer(module, layout, torch.zeros(1, 5), rates=None, in_coordinates=True)
 
@@ -135,7 +136,7 @@ def test_what_has_no_meaning_on_coordinates(make, message: str) -> None:
 def test_scale_needs_sgd() -> None:
     module = mlp()
     module.configure_optimizers = lambda: torch.optim.Adam(module.parameters())
-    layout = ParameterVector.of_parameters(module)
+    layout = ParameterLayout.of_parameters(module)
     with pytest.raises(ValueError, match="needs SGD with one set of settings; the optimizer is Adam"):
         LocalOptimizer(module, layout, torch.zeros(1, layout.dim), rates=None).movement_scales([3])
 

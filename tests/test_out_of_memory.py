@@ -8,8 +8,8 @@ import torch
 from conftest import mlp, ragged_data, train
 
 from lfl.callbacks import Scaffold
-from lfl.display import ProgressDisplay
 from lfl.engine import VectorizedEngine
+from lfl.reporting.progress import ProgressDisplay
 
 LIMIT = 3  # clients that fit
 

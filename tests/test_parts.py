@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lfl.aggregation import MeanAggregator, Server
+from lfl.client.layout import ParameterLayout
 from lfl.participation import FixedParticipation, FullParticipation, UniformParticipation
-from lfl.vector import ParameterVector
 
 
 def test_layout_views_share_memory_and_keep_leading_dimensions() -> None:
-    layout = ParameterVector.of_parameters(mlp())
+    layout = ParameterLayout.of_parameters(mlp())
     flat = torch.arange(2.0 * layout.dim).reshape(2, layout.dim)
     views = layout.views(flat)
     views["backbone.head.bias"][1, 0] = -1
@@ -30,9 +30,9 @@ def test_layout_views_share_memory_and_keep_leading_dimensions() -> None:
 
 def test_layout_refuses_nothing_to_train_and_mixed_types() -> None:
     with pytest.raises(ValueError, match="no trainable parameters"):
-        ParameterVector.of_parameters(nn.Linear(2, 2).requires_grad_(False))
+        ParameterLayout.of_parameters(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(ValueError, match=r"share one dtype, found \['torch.float32', 'torch.float64'\]"):
-        ParameterVector.of_parameters(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()]))
+        ParameterLayout.of_parameters(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()]))
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 50))

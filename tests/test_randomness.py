@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from lfl.client_random import ClientRandom
+from lfl.client.random_ops import ClientRandom
 from lfl.randomness import client_keys, derive_seed, fold, generator, random_bits, uniform
 
 

@@ -10,10 +10,10 @@ from methods import METHODS, train_method
 from test_buffers import batch_norm, even_data
 
 from lfl.callbacks import SSF, ClientEvaluation, Diagnostics, Proximal, Scaffold
-from lfl.checkpoint import CheckpointError
 from lfl.checkpointing import Checkpointing
 from lfl.models import Classifier
 from lfl.participation import UniformParticipation
+from lfl.storage.checkpoint_file import CheckpointError
 from lfl.subspace import LayerwiseSubspace
 from lfl.trainer import FederatedTrainer
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lfl.checkpoint import CheckpointError
-from lfl.rowfile import RowFile, grown
+from lfl.storage.checkpoint_file import CheckpointError
+from lfl.storage.row_file import RowFile, grown
 
 HEADER = 64
 

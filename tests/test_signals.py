@@ -118,10 +118,10 @@ def test_a_second_signal_ends_at_once(world: World):
 
 
 def test_an_interrupt_before_the_rounds_is_one_line(world: World, monkeypatch: pytest.MonkeyPatch):
-    import lfl.cli
+    import lfl.cli.parser
 
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lfl.cli, "FederatedCLI", interrupt)
+    monkeypatch.setattr(lfl.cli.parser, "FederatedCLI", interrupt)
     assert world.lfl("fit") == (130, "", "lfl: interrupted\n")

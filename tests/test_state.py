@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import lfl
-from lfl.checkpoint import CheckpointError, load_checkpoint, save_atomically
-from lfl.state import ClientStore
+from lfl.storage.checkpoint_file import CheckpointError, load_checkpoint, save_atomically
+from lfl.storage.client_store import ClientStore
 
 KINDS = ("device", "host", "memmap")
 CPU = torch.device("cpu")
@@ -146,7 +146,7 @@ def test_wrong_ids_and_rows_are_named(store):
 
 def test_kinds_give_the_same_bits(tmp_path, monkeypatch):
     """Random writes to two slots, with chunks of few rows, against a dictionary of rows."""
-    monkeypatch.setattr("lfl.state._CHUNK_BYTES", 100)
+    monkeypatch.setattr("lfl.storage.client_store._CHUNK_BYTES", 100)
     stores = [make(kind, tmp_path) for kind in KINDS]
     random_bits = torch.Generator().manual_seed(0)
     expected = {}
@@ -173,7 +173,7 @@ def test_kinds_give_the_same_bits(tmp_path, monkeypatch):
 @pytest.mark.parametrize("new_kind", KINDS)
 def test_a_snapshot_restores_into_any_kind(tmp_path, old_kind, new_kind, monkeypatch):
     """Through a file, after later writes; the row file is read in several parts."""
-    monkeypatch.setattr("lfl.rowfile._CHUNK_BYTES", 20)
+    monkeypatch.setattr("lfl.storage.row_file._CHUNK_BYTES", 20)
     old = make(old_kind, tmp_path / "old")
     old.declare("h", 2, torch.float32, 0.25)
     old.declare("empty", 4, torch.int64)
@@ -344,8 +344,8 @@ def test_rows_in_a_file_are_not_resident(tmp_path):
 WORKER = """
 import json, os, pathlib, random, signal, sys, time, traceback
 import torch
-from lfl.checkpoint import load_checkpoint, save_atomically
-from lfl.state import ClientStore
+from lfl.storage.checkpoint_file import load_checkpoint, save_atomically
+from lfl.storage.client_store import ClientStore
 
 folder, kills = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 

@@ -11,11 +11,11 @@ from methods import METHODS, train_method
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lfl.client.layout import ParameterLayout
 from lfl.data import FederatedDataModule, IIDPartitioner, RandomCrop
-from lfl.engine.compiled import CompiledStep
-from lfl.engine.trace import TracedStep, TraceError
+from lfl.engine.graph.compiled import CompiledStep
+from lfl.engine.graph.traced import TracedStep, TraceError
 from lfl.models import CifarResNet, Classifier
-from lfl.vector import ParameterVector
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
@@ -139,7 +139,7 @@ class Net(nn.Module):
 def test_descent_equals_a_step_on_the_gradient() -> None:
     torch.manual_seed(0)
     net, x, y = Net().double(), torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.randint(5, (6,))
-    layout = ParameterVector.of_parameters(net)
+    layout = ParameterLayout.of_parameters(net)
 
     def step(params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         flat = params.detach().reshape(-1).requires_grad_()

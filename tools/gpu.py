@@ -30,7 +30,7 @@ from workloads import small_cnn
 from lfl.callbacks import FederatedCallback
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.engine import LocalEngine
-from lfl.engine.trace import TraceError
+from lfl.engine.graph.traced import TraceError
 from lfl.models import Classifier, ResNet
 from lfl.participation import UniformParticipation
 from lfl.round import Cohort, Round

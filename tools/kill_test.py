@@ -39,9 +39,9 @@ from report import Table
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.checkpoint import find_last, load_checkpoint
 from lfl.cli import FederatedCLI
-from lfl.state import ClientStore
+from lfl.storage.checkpoint_file import find_last, load_checkpoint
+from lfl.storage.client_store import ClientStore
 
 METHODS: dict[str, list[str]] = {
     "FedAvg": [],

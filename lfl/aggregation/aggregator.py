@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.checks import check_choice
+from lfl.arguments import check_choice
 
 Weighting = Literal["examples", "uniform"]
 

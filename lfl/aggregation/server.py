@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lfl.optim import describe_optimizer
+from lfl.storage.fingerprint import describe_optimizer
 
 ServerOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 

@@ -1,6 +1,6 @@
 """Algorithms as callbacks; a run's stack is the trainer's ``callbacks`` list."""
 
-from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callback import FederatedCallback, Gradient
 from lfl.callbacks.client_evaluation import ClientEvaluation
 from lfl.callbacks.diagnostics import Diagnostics
 from lfl.callbacks.fedsub import FedSub

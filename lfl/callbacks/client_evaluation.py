@@ -8,11 +8,11 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, overrides
+from lfl.arguments import check_number
+from lfl.callback import FederatedCallback, overrides
 from lfl.callbacks.personal import personalized
-from lfl.checks import check_number
-from lfl.distributed import at_home
 from lfl.engine.work import LocalPhase, LocalWork
+from lfl.processes.deal import at_home
 from lfl.randomness import derive_seed
 from lfl.round import Round
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, overrides
+from lfl.callback import FederatedCallback, overrides
 from lfl.comm import Payload
 from lfl.round import Cohort
 

@@ -7,7 +7,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback
+from lfl.callback import FederatedCallback
 from lfl.round import Cohort, Round
 
 _SUMS = "diag"

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from lfl.callbacks.base import Gradient
+from lfl.callback import Gradient
 from lfl.round import Cohort
 
 

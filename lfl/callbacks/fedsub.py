@@ -11,12 +11,12 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient, refuse_lossy_codecs
-from lfl.defaults import own
+from lfl.arguments import own
+from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
+from lfl.client.layout import ParameterLayout
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
-from lfl.vector import ParameterVector
 
 _DUAL, _CLOCK, _LAST = "fedsub/dual", "fedsub/clock", "fedsub/last"
 
@@ -49,7 +49,7 @@ class FedSub(FederatedCallback):
         self.subspace, self.refresh_every, self.variant = own(subspace), refresh_every, variant
 
     @override
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         self.subspace.check(layout)
 
     @override

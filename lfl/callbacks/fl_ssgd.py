@@ -9,13 +9,13 @@ from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback
+from lfl.callback import FederatedCallback
+from lfl.client.layout import ParameterLayout
 from lfl.comm import Payload
 from lfl.randomness import client_keys
 from lfl.round import Cohort, Round
 from lfl.subspace.subsets import check_expected, random_subsets
 from lfl.system import Uplink
-from lfl.vector import ParameterVector
 
 
 class FLSSGD(FederatedCallback):
@@ -48,7 +48,7 @@ class FLSSGD(FederatedCallback):
             raise ValueError("`l=auto` of FLSSGD needs `gap` (f(x_0) - f*), `smoothness` (L) and `gradient_bound` (G).")
 
     @override
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         if self.l != "auto":
             values = self.l if isinstance(self.l, list) else [self.l]
             check_expected(values, layout.dim, len(values))

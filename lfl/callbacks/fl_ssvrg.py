@@ -12,12 +12,12 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callback import FederatedCallback, Gradient
+from lfl.client.layout import ParameterLayout
 from lfl.comm import Payload
 from lfl.randomness import client_keys
 from lfl.round import Cohort, Round
 from lfl.subspace.subsets import check_expected, random_subsets, subset_sizes
-from lfl.vector import ParameterVector
 
 _SLOT = "fl-ssvrg/projections"
 
@@ -48,7 +48,7 @@ class FLSSVRG(FederatedCallback):
         self._ends: tuple[int, list[int]] = (-1, [])  # where the stored parts of an epoch end
 
     @override
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         check_expected(self.l, layout.dim, 1)
         values = self.l_i if isinstance(self.l_i, list) else [self.l_i]
         check_expected(values, layout.dim, len(values), "l_i")

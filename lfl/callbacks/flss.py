@@ -12,8 +12,8 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient, overrides
-from lfl.checks import check_choice, check_number
+from lfl.arguments import check_choice, check_number
+from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.comm import Message, Payload
 from lfl.round import Cohort, Round
 from lfl.subspace.streaming import StreamingBasis

@@ -14,10 +14,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.arguments import check_choice, check_number
+from lfl.callback import FederatedCallback, Gradient
 from lfl.callbacks.extra_pass import extra_pass
-from lfl.checks import check_choice, check_number
-from lfl.client import ClientStep
+from lfl.client.step import ClientStep
 from lfl.round import Cohort, Round
 
 _NAME = "HyperbolicRegularization"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient, overrides
-from lfl.checks import check_choice
+from lfl.arguments import check_choice
+from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.comm import Message
 from lfl.round import Cohort, Round
 

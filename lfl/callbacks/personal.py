@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient, overrides
+from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.layout import ParameterLayout
 from lfl.comm import Message, Payload
 from lfl.round import Cohort, Round
-from lfl.vector import ParameterVector
 
 _SLOT = "personal"
 
@@ -38,7 +38,7 @@ class PersonalParameters(FederatedCallback):
         self.parameters = parameters
 
     @override
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         layout.select(self.parameters)
 
     @override

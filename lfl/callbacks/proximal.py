@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callback import FederatedCallback, Gradient
 from lfl.round import Cohort
 
 

@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from lfl.callbacks.compressor import Compressor
 from lfl.callbacks.topk import check_entries, count_entries
+from lfl.client.layout import ParameterLayout
 from lfl.comm import Payload
 from lfl.randomness import client_keys
 from lfl.round import Cohort
 from lfl.subspace.subsets import random_subsets
-from lfl.vector import ParameterVector
 
 
 class RandomK(Compressor):
@@ -37,7 +37,7 @@ class RandomK(Compressor):
         self.k, self.error_feedback = check_entries(k), error_feedback
 
     @override
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         count_entries(self.k, torch.zeros(1, dtype=torch.int64), layout.dim)
 
     @override

@@ -12,9 +12,9 @@ from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient, overrides
+from lfl.arguments import check_number
+from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.callbacks.extra_pass import extra_pass
-from lfl.checks import check_number
 from lfl.round import Cohort
 
 

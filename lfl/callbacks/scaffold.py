@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient
+from lfl.callback import FederatedCallback, Gradient
 from lfl.comm import Message
 from lfl.round import Cohort, Round
 

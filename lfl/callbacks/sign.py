@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.arguments import check_choice
 from lfl.callbacks.compressor import Compressor, Scope
-from lfl.checks import check_choice
 from lfl.comm import Payload
 from lfl.round import Cohort
 

@@ -12,14 +12,14 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback, Gradient, refuse_lossy_codecs
+from lfl.arguments import own
+from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.callbacks.scaffold import ControlUpdate, Scaffold
+from lfl.client.layout import ParameterLayout
 from lfl.comm import Message, dense_bits
-from lfl.defaults import own
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
-from lfl.vector import ParameterVector
 
 _SLOT = "ssf/control"
 
@@ -54,7 +54,7 @@ class SSF(FederatedCallback):
         self.control = torch.empty(0)
 
     @override
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         self.subspace.check(layout)
 
     @override

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lfl.callbacks.base import FederatedCallback, Gradient, overrides
-from lfl.client import NO_EXTRAS, ClientModel, Extras
+from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.model import ClientModel
+from lfl.client.optimizer import LocalOptimizer
+from lfl.client.rates import LearningRates
+from lfl.client.step import NO_EXTRAS, Extras
 from lfl.data.base import FederatedData
-from lfl.engine.compiled import CompiledStep
 from lfl.engine.frozen import FrozenModel
+from lfl.engine.graph.compiled import CompiledStep
+from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
 from lfl.engine.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
-from lfl.engine.trace import TracedStep
 from lfl.engine.work import LocalWork
-from lfl.optim import LearningRates, LocalOptimizer
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, Phase, Round
 

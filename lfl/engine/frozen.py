@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lfl.client import ClientModel
+from lfl.client.model import ClientModel
 from lfl.engine.schedule import BatchPlan
 from lfl.round import Cohort
 

@@ -9,8 +9,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lfl.callbacks.base import FederatedCallback
-from lfl.client import ClientModel, Extras
+from lfl.callback import FederatedCallback
+from lfl.client.model import ClientModel
+from lfl.client.step import Extras
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
 from lfl.engine.schedule import count_calls

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from typing_extensions import override
 
-from lfl.client import Extras
-from lfl.distributed import deal
+from lfl.client.step import Extras
 from lfl.engine.base import LocalEngine
+from lfl.processes.deal import deal
 from lfl.randomness import derive_seed
 from lfl.round import Cohort
 

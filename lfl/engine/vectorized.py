@@ -8,10 +8,11 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
-from lfl.client import NO_EXTRAS, ClientModel, Extras
-from lfl.distributed import deal_together
+from lfl.client.model import ClientModel
+from lfl.client.optimizer import ELEMENTWISE, build_optimizer
+from lfl.client.step import NO_EXTRAS, Extras
 from lfl.engine.base import LocalEngine
-from lfl.optim import ELEMENTWISE, build_optimizer
+from lfl.processes.deal import deal_together
 from lfl.randomness import uniform
 from lfl.round import Cohort
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lfl.checks import check_number
+from lfl.arguments import check_number
 from lfl.engine.schedule import steps_per_epoch_of
 
 

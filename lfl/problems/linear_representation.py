@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 from typing_extensions import override
 
-from lfl.callbacks.base import FederatedCallback
-from lfl.client_random import ClientRandom
+from lfl.callback import FederatedCallback
+from lfl.client.layout import ParameterLayout
+from lfl.client.random_ops import ClientRandom
 from lfl.data.stores import Loader
 from lfl.problems.base import ProblemData
 from lfl.randomness import client_keys, generator
 from lfl.round import Round
 from lfl.subspace.base import orthonormal
 from lfl.trainer import FederatedTrainer
-from lfl.vector import ParameterVector
 
 
 class LinearRepresentationData(ProblemData):
@@ -163,7 +163,7 @@ class Orthonormalize(FederatedCallback):
         self.start, self.distance = start, distance
 
     @override
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         if len(layout.shapes) != 1 or len(layout.shapes[0]) != 2:
             raise ValueError(f"Orthonormalize needs a model of one matrix, B; this one has {', '.join(layout.names)}.")
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from lfl.vector import ParameterVector
+from lfl.client.layout import ParameterLayout
 
 
 class Basis(ABC):
@@ -36,7 +36,7 @@ class Subspace(ABC):
     """How to draw a basis; the object that a configuration names."""
 
     @abstractmethod
-    def check(self, layout: ParameterVector) -> int:
+    def check(self, layout: ParameterLayout) -> int:
         """The number of coordinates R that a basis for this layout has; costs nothing.
 
         Raises:
@@ -46,7 +46,7 @@ class Subspace(ABC):
     @abstractmethod
     def draw(
         self,
-        layout: ParameterVector,
+        layout: ParameterLayout,
         address: tuple[int | str, ...],
         device: torch.device,
         dtype: torch.dtype,

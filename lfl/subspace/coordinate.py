@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.client.layout import ParameterLayout
 from lfl.randomness import generator
 from lfl.subspace.base import Basis, Subspace, check_rank, count_rank
-from lfl.vector import ParameterVector
 
 
 class CoordinateSubspace(Subspace):
@@ -19,7 +19,7 @@ class CoordinateSubspace(Subspace):
         ValueError: ``rank`` is neither.
 
     Example:
-        >>> layout = ParameterVector.of_parameters(torch.nn.Linear(3, 2))
+        >>> layout = ParameterLayout.of_parameters(torch.nn.Linear(3, 2))
         >>> basis = CoordinateSubspace(0.5).draw(layout, (0, "doc"), torch.device("cpu"), torch.float32)
         >>> basis.dim, basis.rank, basis.lift(torch.ones(4)).sum().item()
         (8, 4, 4.0)
@@ -29,12 +29,12 @@ class CoordinateSubspace(Subspace):
         self.rank = check_rank(rank)
 
     @override
-    def check(self, layout: ParameterVector) -> int:
+    def check(self, layout: ParameterLayout) -> int:
         return count_rank(self.rank, layout.dim)
 
     @override
     def draw(
-        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+        self, layout: ParameterLayout, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
     ) -> "CoordinateBasis":
         del dtype
         rank = self.check(layout)

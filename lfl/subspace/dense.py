@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.client.layout import ParameterLayout
 from lfl.randomness import generator
 from lfl.subspace.base import Basis, Subspace, check_rank, count_rank, orthonormal_rows
-from lfl.vector import ParameterVector
 
 _MAX_ENTRIES = 2 * 10**8
 
@@ -21,7 +21,7 @@ class DenseSubspace(Subspace):
         ValueError: ``rank`` is neither.
 
     Example:
-        >>> layout = ParameterVector.of_parameters(torch.nn.Linear(3, 2))
+        >>> layout = ParameterLayout.of_parameters(torch.nn.Linear(3, 2))
         >>> basis = DenseSubspace(4).draw(layout, (0, "doc"), torch.device("cpu"), torch.float64)
         >>> torch.allclose(basis.project(basis.lift(torch.eye(4).double())), torch.eye(4).double())
         True
@@ -31,7 +31,7 @@ class DenseSubspace(Subspace):
         self.rank = check_rank(rank)
 
     @override
-    def check(self, layout: ParameterVector) -> int:
+    def check(self, layout: ParameterLayout) -> int:
         rank = count_rank(self.rank, layout.dim)
         if layout.dim * rank > _MAX_ENTRIES:
             raise ValueError(
@@ -43,7 +43,7 @@ class DenseSubspace(Subspace):
 
     @override
     def draw(
-        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+        self, layout: ParameterLayout, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
     ) -> "DenseBasis":
         rows = orthonormal_rows(self.check(layout), layout.dim, generator(*address))
         return DenseBasis(rows.to(device, dtype))

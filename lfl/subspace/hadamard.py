@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.client.layout import ParameterLayout
 from lfl.randomness import generator
 from lfl.subspace.base import Basis, Subspace, check_rank, count_rank
-from lfl.vector import ParameterVector
 
 _MAX_FACTOR_BITS = 6  # a Hadamard matrix is applied as Kronecker factors of at most 64 x 64
 
@@ -34,7 +34,7 @@ class HadamardSubspace(Subspace):
         ValueError: ``rank`` is neither.
 
     Example:
-        >>> layout = ParameterVector.of_parameters(torch.nn.Linear(5, 2, bias=False))
+        >>> layout = ParameterLayout.of_parameters(torch.nn.Linear(5, 2, bias=False))
         >>> basis = HadamardSubspace(7).draw(layout, (0, "doc"), torch.device("cpu"), torch.float64)
         >>> torch.allclose(basis.project(basis.lift(torch.eye(7).double())), torch.eye(7).double())
         True
@@ -44,12 +44,12 @@ class HadamardSubspace(Subspace):
         self.rank = check_rank(rank)
 
     @override
-    def check(self, layout: ParameterVector) -> int:
+    def check(self, layout: ParameterLayout) -> int:
         return count_rank(self.rank, layout.dim)
 
     @override
     def draw(
-        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+        self, layout: ParameterLayout, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
     ) -> "HadamardBasis":
         dim, rank, random = layout.dim, self.check(layout), generator(*address)
         signs = torch.randint(0, 2, (2, dim), generator=random, dtype=torch.int8).mul_(2).sub_(1)

@@ -4,20 +4,20 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.client.layout import ParameterLayout
 from lfl.subspace.base import Basis, Subspace
-from lfl.vector import ParameterVector
 
 
 class IdentitySubspace(Subspace):
     """The identity as a basis: turns a subspace method into the method it was derived from."""
 
     @override
-    def check(self, layout: ParameterVector) -> int:
+    def check(self, layout: ParameterLayout) -> int:
         return layout.dim
 
     @override
     def draw(
-        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+        self, layout: ParameterLayout, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
     ) -> "IdentityBasis":
         del address, device, dtype
         return IdentityBasis(layout.dim)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.client.layout import ParameterLayout
 from lfl.randomness import generator
 from lfl.subspace.base import Basis, Subspace, check_rank, count_rank, orthonormal_rows
-from lfl.vector import ParameterVector
 
 
 class LayerwiseSubspace(Subspace):
@@ -29,7 +29,7 @@ class LayerwiseSubspace(Subspace):
         ValueError: ``rank`` is neither.
 
     Example:
-        >>> layout = ParameterVector.of_parameters(torch.nn.Linear(3, 4))
+        >>> layout = ParameterLayout.of_parameters(torch.nn.Linear(3, 4))
         >>> LayerwiseSubspace(0.5).check(layout)  # two of the four rows of the weight, and the bias
         10
     """
@@ -39,14 +39,14 @@ class LayerwiseSubspace(Subspace):
         self.whole_vectors = whole_vectors
 
     @override
-    def check(self, layout: ParameterVector) -> int:
+    def check(self, layout: ParameterLayout) -> int:
         return sum(
             rank * (size // rows) for size, (rows, rank) in zip(layout.sizes, self._rows_and_ranks(layout), strict=True)
         )
 
     @override
     def draw(
-        self, layout: ParameterVector, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
+        self, layout: ParameterLayout, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
     ) -> "LayerwiseBasis":
         layers: list[Layer] = []
         whole = 0  # neighbours that are left whole are one layer: one copy
@@ -60,7 +60,7 @@ class LayerwiseSubspace(Subspace):
         layers.append(Layer(None, whole))
         return LayerwiseBasis([layer for layer in layers if layer.columns])
 
-    def _rows_and_ranks(self, layout: ParameterVector) -> list[tuple[int, int]]:
+    def _rows_and_ranks(self, layout: ParameterLayout) -> list[tuple[int, int]]:
         """(d_l, r_l) of each parameter; both 1 for a vector that is left whole."""
         least = 2 if self.whole_vectors else 1
         rows = [shape[0] if len(shape) >= least else 1 for shape in layout.shapes]

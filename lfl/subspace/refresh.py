@@ -2,8 +2,8 @@
 
 import torch
 
+from lfl.client.layout import ParameterLayout
 from lfl.subspace.base import Basis, Subspace
-from lfl.vector import ParameterVector
 
 
 class RefreshedBasis:
@@ -18,7 +18,7 @@ class RefreshedBasis:
     """
 
     def __init__(
-        self, subspace: Subspace, refresh_every: int, layout: ParameterVector, seed: int, device: torch.device
+        self, subspace: Subspace, refresh_every: int, layout: ParameterLayout, seed: int, device: torch.device
     ) -> None:
         self._subspace, self._refresh_every, self._layout = subspace, refresh_every, layout
         self._seed, self._device = seed, device

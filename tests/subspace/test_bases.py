@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lfl.client.layout import ParameterLayout
 from lfl.randomness import generator
 from lfl.subspace import (
     Basis,
@@ -15,12 +16,11 @@ from lfl.subspace import (
     Subspace,
 )
 from lfl.subspace.base import orthonormal_rows
-from lfl.vector import ParameterVector
 
 CPU = torch.device("cpu")
 # A convolution, a normalisation layer, biases, and a matrix of one row.
 NET = nn.Sequential(nn.Conv2d(2, 6, 3), nn.GroupNorm(2, 6), nn.Linear(6, 7), nn.Linear(7, 1, bias=False))
-LAYOUT = ParameterVector.of_parameters(NET)
+LAYOUT = ParameterLayout.of_parameters(NET)
 SUBSPACES = {
     "dense": DenseSubspace(20),
     "dense-full": DenseSubspace(1.0),
@@ -158,7 +158,7 @@ def test_the_projector_is_unbiased(kind: type[Subspace]) -> None:
     An entry of P^T P lies in [-1, 1] and has a variance of at most (R/D)(1 - R/D) < 1/4, so the mean of 4000 draws has
     a standard deviation below 0.008; the tolerance is five of them.
     """
-    layout = ParameterVector(("x",), (torch.Size([7]),), torch.float64)
+    layout = ParameterLayout(("x",), (torch.Size([7]),), torch.float64)
     subspace = kind(2)  # type: ignore[call-arg]  # all three take a rank
     total = torch.zeros(7, 7, dtype=torch.float64)
     for i in range(4000):

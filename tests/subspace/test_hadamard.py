@@ -2,15 +2,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lfl.client.layout import ParameterLayout
 from lfl.subspace import HadamardSubspace
 from lfl.subspace.hadamard import HadamardBasis, _hadamard
-from lfl.vector import ParameterVector
 
 CPU = torch.device("cpu")
 
 
 def draw(dim: int, rank: int | float, *address: int) -> HadamardBasis:
-    layout = ParameterVector(("x",), (torch.Size([dim]),), torch.float64)
+    layout = ParameterLayout(("x",), (torch.Size([dim]),), torch.float64)
     return HadamardSubspace(rank).draw(layout, address, CPU, torch.float64)
 
 

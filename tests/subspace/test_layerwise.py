@@ -2,20 +2,20 @@ import pytest
 import torch
 from torch import nn
 
+from lfl.client.layout import ParameterLayout
 from lfl.models import CifarResNet
 from lfl.subspace import LayerwiseSubspace
 from lfl.subspace.layerwise import LayerwiseBasis
-from lfl.vector import ParameterVector
 
 CPU = torch.device("cpu")
 
 
-def draw(subspace: LayerwiseSubspace, layout: ParameterVector) -> LayerwiseBasis:
+def draw(subspace: LayerwiseSubspace, layout: ParameterLayout) -> LayerwiseBasis:
     return subspace.draw(layout, (0, "test"), CPU, torch.float64)
 
 
-def layout_of(**shapes: tuple[int, ...]) -> ParameterVector:
-    return ParameterVector(tuple(shapes), tuple(torch.Size(s) for s in shapes.values()), torch.float64)
+def layout_of(**shapes: tuple[int, ...]) -> ParameterLayout:
+    return ParameterLayout(tuple(shapes), tuple(torch.Size(s) for s in shapes.values()), torch.float64)
 
 
 def test_on_one_matrix_p_acts_on_the_rows() -> None:
@@ -84,7 +84,7 @@ def test_a_layers_basis_depends_on_its_name_only() -> None:
 
 def test_a_deep_network() -> None:
     net = CifarResNet(depth=20, norm="group")
-    layout = ParameterVector.of_parameters(net)
+    layout = ParameterLayout.of_parameters(net)
     basis = draw(LayerwiseSubspace(0.25), layout)
     whole = sum(p.numel() for p in net.parameters() if p.dim() == 1)
     weights = sum(p.numel() for m in net.modules() if isinstance(m, nn.Conv2d) for p in m.parameters())

@@ -4,15 +4,15 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
+from lfl.client.layout import ParameterLayout
 from lfl.subspace import CoordinateSubspace, DenseSubspace, HadamardSubspace, LayerwiseSubspace, Subspace
-from lfl.vector import ParameterVector
 
 KINDS = [DenseSubspace, CoordinateSubspace, HadamardSubspace, LayerwiseSubspace]
 FLAT = [DenseSubspace, CoordinateSubspace, HadamardSubspace]
 
 
-def matrix_layout(*shape: int) -> ParameterVector:
-    return ParameterVector(("x",), (torch.Size(shape),), torch.float32)
+def matrix_layout(*shape: int) -> ParameterLayout:
+    return ParameterLayout(("x",), (torch.Size(shape),), torch.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,6 @@
 """The layout of a module's parameters (or buffers) inside one flat vector.
 
-With C clients trained together, all their parameters are one tensor ``[C, D]``. A ``ParameterVector`` says which part
+With C clients trained together, all their parameters are one tensor ``[C, D]``. A ``ParameterLayout`` says which part
 of ``D`` is which parameter; it holds no numbers itself.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class ParameterVector:
+class ParameterLayout:
     """Names and shapes of the tensors that make up one flat vector, in order.
 
     Args:
@@ -23,7 +23,7 @@ class ParameterVector:
         dtype: the common floating-point type.
 
     Example:
-        >>> layout = ParameterVector.of_parameters(nn.Linear(3, 2))
+        >>> layout = ParameterLayout.of_parameters(nn.Linear(3, 2))
         >>> layout.dim, layout.names
         (8, ('weight', 'bias'))
         >>> rows = torch.arange(16.0).reshape(2, 8)
@@ -36,7 +36,7 @@ class ParameterVector:
     dtype: torch.dtype
 
     @classmethod
-    def of_parameters(cls, module: nn.Module) -> "ParameterVector":
+    def of_parameters(cls, module: nn.Module) -> "ParameterLayout":
         """The trainable parameters of ``module``: frozen ones are constants that all clients share.
 
         Raises:
@@ -45,13 +45,13 @@ class ParameterVector:
         return cls._of({n: p for n, p in module.named_parameters() if p.requires_grad}, "trainable parameters")
 
     @classmethod
-    def of_buffers(cls, module: nn.Module) -> "ParameterVector":
+    def of_buffers(cls, module: nn.Module) -> "ParameterLayout":
         """The floating-point buffers of ``module`` (BatchNorm's running statistics); may be empty."""
         buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
         return cls._of(buffers, "floating-point buffers") if buffers else cls((), (), torch.get_default_dtype())
 
     @classmethod
-    def _of(cls, tensors: Mapping[str, Tensor], what: str) -> "ParameterVector":
+    def _of(cls, tensors: Mapping[str, Tensor], what: str) -> "ParameterLayout":
         dtypes = {t.dtype for t in tensors.values()}
         if not dtypes:
             raise ValueError(f"The model has no {what}.")

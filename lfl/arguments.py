@@ -1,7 +1,9 @@
-"""Refusing bad arguments in one line; the command line does so by types, and from Python nobody else would."""
+"""Arguments of constructors: checks for use from Python (the command line has types), and defaults of one's own."""
 
 import math
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -32,3 +34,15 @@ def check_number(
     limits += [f"greater than {above:g}"] if above is not None else []
     wanted = "a whole number" if whole else "a number"
     raise ValueError(f"`{name}={value}` of {owner} must be {' '.join([wanted, *limits])}.")
+
+
+def own(value: T) -> T:
+    """An object of one's own in place of a shared ``lazy_instance`` default; anything else as it is.
+
+    A signature says ``lazy_instance(MeanAggregator)`` so that ``--print_config`` shows it and
+    ``--trainer.aggregator.weighting uniform`` changes it. From Python all trainers would share that one object.
+    """
+    if not hasattr(value, "lazy_get_init_args"):
+        return value
+    kind: type[T] = type(value).__bases__[1]
+    return kind(**value.lazy_get_init_args().as_dict())

@@ -14,12 +14,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lfl.distributed import ProcessSums, gather_objects
+from lfl.processes.sums import ProcessSums, gather_objects
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-    from lfl.client import ClientModel
+    from lfl.client.model import ClientModel
 
 Stage = Literal["validate", "test", "predict"]
 _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}

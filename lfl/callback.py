@@ -14,11 +14,11 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lfl.client import ClientStep
+    from lfl.client.layout import ParameterLayout
+    from lfl.client.step import ClientStep
     from lfl.comm import Message, Payload
     from lfl.round import Cohort, Round
     from lfl.subspace import Basis
-    from lfl.vector import ParameterVector
 
 Gradient = Callable[[Tensor], Tensor]
 """From parameters [A, D] (or coordinates [A, R]) of the A clients still at work to a new tensor of their gradients."""
@@ -50,7 +50,7 @@ class FederatedCallback(Callback):
     whole_model: bool = False
     """Whether it has no meaning where some parameters never leave the clients."""
 
-    def check(self, layout: ParameterVector) -> None:
+    def check(self, layout: ParameterLayout) -> None:
         """Refuse settings that do not fit the model, before any work; raises ValueError."""
 
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -135,3 +135,40 @@ def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
             f"{owner} and {lossy} have no meaning together: the server follows the clients' corrections from their "
             f"coordinates, which {lossy} changes, and whose basis is another one in other rounds."
         )
+
+
+def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_frozen_phases: bool) -> None:
+    """Refuse a stack of callbacks that do not go together, or not with the model or the local work.
+
+    Args:
+        stack: the callbacks, in order.
+        layout: of the model's parameters.
+        has_frozen_phases: whether some phase of the local work trains only some of the parameters.
+
+    Raises:
+        ValueError: names both.
+    """
+    owners = [type(c).__name__ for c in stack if overrides(c, "coordinates")]
+    if len(owners) > 1:
+        raise ValueError(
+            f"{' and '.join(owners)} both want the local optimizer to run on their own coordinates; "
+            "a stack can have one such callback."
+        )
+    if owners and has_frozen_phases:
+        raise ValueError(
+            f"{owners[0]} moves all parameters by coordinates: `local_phases` that freeze some of them have no "
+            "meaning with it."
+        )
+    for kind in {type(callback) for callback in stack if callback.once}:
+        if sum(type(callback) is kind for callback in stack) > 1:
+            raise ValueError(f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one.")
+    # What never goes together, before what would go together in another order or with other arguments.
+    personal = [type(c).__name__ for c in stack if overrides(c, "personalize")]
+    whole = [type(c).__name__ for c in stack if c.whole_model]
+    if personal and whole:
+        raise ValueError(
+            f"{personal[0]} and {whole[0]} have no meaning together: {whole[0]} needs all parameters to be shared."
+        )
+    for callback in stack:
+        callback.check(layout)
+        callback.check_stack(stack)

@@ -6,7 +6,9 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lfl.checkpoint import CheckpointError
+from torch.optim import Optimizer
+
+from lfl.storage.checkpoint_file import CheckpointError
 
 if TYPE_CHECKING:
     from lfl.trainer import FederatedTrainer
@@ -107,3 +109,13 @@ def _short(value: Any) -> str:
     else:
         text = value["class"].rsplit(".", 1)[-1] if isinstance(value, dict) and "class" in value else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Class and hyperparameters, in plain values."""
+    return {"class": type(optimizer).__name__, "groups": [describe_entries(group) for group in optimizer.param_groups]}
+
+
+def describe_entries(values: dict[str, Any]) -> dict[str, Any]:
+    """Those entries of a dictionary that can be described."""
+    return {str(key): describe(value) for key, value in values.items() if is_describable(value)}

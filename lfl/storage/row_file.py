@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lfl.checkpoint import CheckpointError, sync_folder, write_error
+from lfl.storage.checkpoint_file import CheckpointError, sync_folder, write_error
 
 _HEADER_BYTES = 64
 _CHUNK_BYTES = 2**26

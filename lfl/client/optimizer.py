@@ -1,6 +1,5 @@
 """The local optimizer: the user's own torch optimizer, stepping C clients' rows at once."""
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,8 +10,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lfl.settings import describe, is_describable
-from lfl.vector import ParameterVector
+from lfl.client.layout import ParameterLayout
 
 ELEMENTWISE = (
     torch.optim.SGD,
@@ -52,6 +50,12 @@ def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedule
     return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
 
 
+def advance(config: LRSchedulerConfig, *metric: float) -> None:
+    """Step a scheduler, with the metric that it watches where it watches one."""
+    scheduler: Any = config.scheduler  # annotated as a union whose members' `step` differ
+    scheduler.step(*metric)
+
+
 def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> float:
     """How far SGD with these settings moves under a constant unit gradient: ``||a||_1 * eta``.
 
@@ -67,88 +71,6 @@ def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> floa
         velocity = 1.0 if step == 0 else momentum * velocity + 1.0 - dampening
         moved += rate * (1.0 + momentum * velocity if nesterov else velocity if momentum else 1.0)
     return moved
-
-
-def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Class and hyperparameters, in plain values."""
-    return {"class": type(optimizer).__name__, "groups": [_plain(group) for group in optimizer.param_groups]}
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {str(key): describe(value) for key, value in values.items() if is_describable(value)}
-
-
-def _advance(config: LRSchedulerConfig, *metric: float) -> None:
-    scheduler: Any = config.scheduler  # annotated as a union whose members' `step` differ
-    scheduler.step(*metric)
-
-
-def _without_counters(state: dict[str, Any]) -> dict[str, Any]:
-    """MultiStepLR keeps its milestones in a Counter, which a checkpoint cannot hold."""
-    return {key: dict(value) if isinstance(value, Counter) else value for key, value in state.items()}
-
-
-class LearningRates:
-    """The learning rates of a round: ``configure_optimizers``' schedulers with interval "epoch" step once a round.
-
-    Args:
-        module: the model.
-    """
-
-    def __init__(self, module: LightningModule) -> None:
-        self._optimizer, configs = build_optimizer(module)
-        self._schedulers = [config for config in configs if config.interval == "epoch"]
-        self._first = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self.description = {
-            "optimizer": describe_optimizer(self._optimizer),
-            "schedulers": [_plain(c.scheduler.state_dict()) for c in self._schedulers],
-        }
-
-    @property
-    def current(self) -> list[float] | None:
-        """One rate per parameter group for this round; None where no scheduler changes them."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._schedulers else None
-
-    def of_phase(self, lr: float | None) -> list[float] | None:
-        """Rates of a phase with a rate of its own, which follows the schedule as the module's do."""
-        if lr is None:
-            return self.current
-        rates = self.current or self._first
-        return [lr * (now / first if first else 1.0) for now, first in zip(rates, self._first, strict=True)]
-
-    @property
-    def lr(self) -> float:
-        """The rate of the first group, for the log."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def step(self, round_number: int, metrics: dict[str, float], was_evaluated: bool = True) -> None:
-        """End a round; ``metrics`` serve schedulers that watch one, in rounds that were evaluated."""
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # it never steps itself; silences torch
-        for config in self._schedulers:
-            if round_number % config.frequency:
-                continue
-            if not config.reduce_on_plateau:
-                _advance(config)
-            elif config.monitor in metrics:
-                _advance(config, metrics[config.monitor])
-            elif config.strict and was_evaluated:
-                raise ValueError(
-                    f"The learning-rate scheduler watches {config.monitor!r}, which round {round_number} did not log; "
-                    f"it logged: {', '.join(sorted(metrics))}."
-                )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The schedulers' states and the current rates."""
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        return {"schedulers": [_without_counters(c.scheduler.state_dict()) for c in self._schedulers], "rates": rates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
-        for config, saved in zip(self._schedulers, state["schedulers"], strict=True):
-            counters = {key for key, value in config.scheduler.state_dict().items() if isinstance(value, Counter)}
-            config.scheduler.load_state_dict({k: Counter(v) if k in counters else v for k, v in saved.items()})
-        for group, rate in zip(self._optimizer.param_groups, state["rates"], strict=True):
-            group["lr"] = rate
 
 
 class LocalOptimizer:
@@ -173,7 +95,7 @@ class LocalOptimizer:
     def __init__(
         self,
         module: LightningModule,
-        layout: ParameterVector,
+        layout: ParameterLayout,
         values: Tensor,
         rates: list[float] | None,
         in_coordinates: bool = False,
@@ -318,7 +240,7 @@ class LocalOptimizer:
         self._rates_taken.append(float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
         for config in self._step_schedulers:
-            _advance(config)
+            advance(config)
 
     def _replace(self, group: dict[str, Any], spans: list[slice], initial: dict[str, Any]) -> None:
         """Let ``group`` step views of ``values``; ``initial`` is the state its parameters were built with."""

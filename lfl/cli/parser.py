@@ -20,9 +20,10 @@ import lfl.callbacks
 import lfl.data
 import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
-from lfl.cli_errors import describe_error, is_about_settings, one_line
-from lfl.distributed import process_name
-from lfl.signals import StoppedBySignal
+from lfl.cli.errors import describe_error, is_about_settings, one_line
+from lfl.cli.memory import keep_freed_memory
+from lfl.processes.signals import StoppedBySignal
+from lfl.processes.sums import process_name
 from lfl.trainer import FederatedTrainer
 
 # Lightning calls older names of jsonargparse: nothing that a user could mend.
@@ -149,6 +150,7 @@ def run(args: list[str]) -> None:
     """Run the command line; ends the process with its exit code."""
     if os.getcwd() not in sys.path:  # an installed script does not see the user's own modules
         sys.path.insert(0, os.getcwd())
+    keep_freed_memory()  # of this process, which is ours; from Python the allocator is the caller's
     try:
         FederatedCLI(args=args)
     except StoppedBySignal:

@@ -7,7 +7,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, fx
 from typing_extensions import override
 
-from lfl.engine.trace import DIFFERS, Replay, TracedStep, TraceError, leaves_of, record, shape_of
+from lfl.engine.graph.record import leaves_of, record
+from lfl.engine.graph.replay import Replay
+from lfl.engine.graph.traced import DIFFERS, TracedStep, TraceError, shape_of
 
 # How far a compiled step may be from the step, in norm: single entries jump where rounding decides a maximum or a ReLU.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}

@@ -104,7 +104,7 @@ def is_about_settings(error: Exception) -> bool:
     if isinstance(error, ValueError | OSError):
         return True
     ours = [module for module, _ in stack if module.startswith("lfl.")]
-    return isinstance(error, RuntimeError) and (ours[-1:] == [stack[-1][0]] or set(ours) <= {"lfl.cli"})
+    return isinstance(error, RuntimeError) and (ours[-1:] == [stack[-1][0]] or set(ours) <= {"lfl.cli.parser"})
 
 
 def describe_error(error: Exception) -> str:

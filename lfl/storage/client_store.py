@@ -12,7 +12,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from lfl.rowfile import RowFile, grown
+from lfl.storage.row_file import RowFile, grown
 
 Kind = Literal["device", "host", "memmap"]
 

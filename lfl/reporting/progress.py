@@ -8,20 +8,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from lfl.reporting.formats import DOWN, LOSS, UP, format_bytes, format_seconds
 
 # Rich is imported where something is drawn: a run on a cluster and `lfl --help` never need it.
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
-_LOSS = "train/loss"
-_UP = "comm/total_up_bytes"
-_DOWN = "comm/total_down_bytes"
-_HIGHER_IS_BETTER = ("acc", "f1", "auroc", "auc")
-_LOWER_IS_BETTER = ("loss", "error", "perplexity", "gradient_norm", "distance")
 
 _DRAW_SECONDS = 0.2
 _LINE_SECONDS = 2.0
@@ -121,138 +115,6 @@ class ProgressDisplay:
         return _can_draw(stream) if self._live is None else self._live
 
 
-class RunSummary:
-    """The best and the last value of every metric of a run, gathered round by round.
-
-    Example:
-        >>> summary = RunSummary()
-        >>> summary.update(1, {"val_acc": 0.75, "train/loss": 0.5})
-        >>> summary.update(2, {"val_acc": 0.5, "train/loss": 0.25})
-        >>> summary.best("val_acc"), summary.last("val_acc")
-        ((0.75, 1), (0.5, 2))
-    """
-
-    def __init__(self) -> None:
-        self.num_rounds = 0
-        self.seconds = 0.0
-        self._records: dict[str, _Record] = {}
-        self._clock = time.monotonic()
-
-    def start(self) -> None:
-        """Start the clock anew: what passed since the last round or since a checkpoint was loaded does not count."""
-        self._clock = time.monotonic()
-
-    def update(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of a round that has just ended."""
-        now = time.monotonic()
-        self.seconds += now - self._clock
-        self._clock = now
-        self.num_rounds += 1
-        for key, value in metrics.items():
-            record = self._records.get(key)
-            if record is None:
-                record = self._records[key] = _Record(direction_of(key))
-            record.update(float(value), round)
-
-    def best(self, key: str) -> tuple[float, int] | None:
-        """The best value of a metric and its round; None where the name does not say what is better."""
-        record = self._records.get(key)
-        return None if record is None or record.best_round is None else (record.best, record.best_round)
-
-    def last(self, key: str) -> tuple[float, int] | None:
-        """The last value of a metric and its round; None where there is none."""
-        record = self._records.get(key)
-        return None if record is None else (record.last, record.last_round)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, as numbers and strings."""
-        return {
-            "num_rounds": self.num_rounds,
-            "seconds": self.seconds,
-            "records": {key: asdict(record) for key, record in self._records.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; the time between is not counted."""
-        self.num_rounds = state["num_rounds"]
-        self.seconds = state["seconds"]
-        self._records = {key: _Record(**record) for key, record in state["records"].items()}
-        self.start()
-
-    def render(self, directory: str | Path | None = None) -> Table:
-        """The table for the end of the run.
-
-        Args:
-            directory: The run's folder, to be named below.
-        """
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        keys = [key for key in self._records if key.rpartition("/")[2].startswith("val") or key == _LOSS]
-        metrics = Table("metric", box=box.SIMPLE_HEAD)
-        for heading in ("best", "round", "last", "round"):
-            metrics.add_column(heading, justify="right")
-        for key in sorted(keys, key=lambda key: key == _LOSS):
-            metrics.add_row(key, *_cells(self.best(key)), *_cells(self.last(key)))
-        # A grid around it, for the lines below may be wider than the metrics: a caption would be folded to their width.
-        table = Table.grid()
-        if keys:
-            table.add_row(metrics)
-        for line in self._lines(directory):
-            table.add_row(Text(line, overflow="fold"))
-        return table
-
-    def _lines(self, directory: str | Path | None) -> list[str]:
-        count = "1 round" if self.num_rounds == 1 else f"{self.num_rounds} rounds"
-        each = f", {format_seconds(self.seconds / self.num_rounds)} per round" if self.num_rounds else ""
-        lines = [f"{count} in {format_seconds(self.seconds)}{each}"]
-        totals = [(name, self.last(key)) for name, key in (("up", _UP), ("down", _DOWN))]
-        sent = [f"{name} {format_bytes(total[0])}" for name, total in totals if total is not None]
-        if sent:
-            lines.append(", ".join(sent))
-        if directory is not None:
-            lines.append(str(directory))
-        return lines
-
-
-def format_bytes(count: float) -> str:
-    """A number of bytes with three digits and a decimal unit.
-
-    >>> format_bytes(512), format_bytes(1_234_567), format_bytes(999_999)
-    ('512 B', '1.23 MB', '1.00 MB')
-    """
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        # As it will be rounded, or 999 999 bytes would be 1000 kB.
-        if float(f"{count:.3g}") < 1000:
-            break
-        count, unit = count / 1000, larger
-    return f"{round(count)} B" if unit == "B" else f"{count:#.3g}".rstrip(".") + f" {unit}"
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration in the unit that suits it.
-
-    >>> format_seconds(0.0123), format_seconds(4.2), format_seconds(83), format_seconds(5025), format_seconds(93784)
-    ('12.3 ms', '4.2 s', '1 min 23 s', '1 h 24 min', '1 d 2 h')
-    """
-    if seconds < 0.0009995:
-        return f"{seconds * 1e6:.3g} us"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, rest = divmod(round(seconds / 60), 60)
-    if hours < 24:
-        return f"{hours} h {rest} min"
-    days, rest = divmod(round(seconds / 3600), 24)
-    return f"{days} d {rest} h"
-
-
 class _Progress:
     """Where a run is: what the calls store and the views read."""
 
@@ -273,7 +135,7 @@ class _Progress:
         if self.accuracy_name is None:
             names = [key for key in metrics if key.startswith("val") and "acc" in key]
             self.accuracy_name = "val_acc" if "val_acc" in names else next(iter(names), None)
-        for key in (_LOSS, self.accuracy_name, _UP, _DOWN):
+        for key in (LOSS, self.accuracy_name, UP, DOWN):
             if key is not None and key in metrics:
                 self.values[key] = metrics[key]
 
@@ -301,9 +163,9 @@ class _Progress:
     @property
     def details(self) -> list[str]:
         """The metrics, each with its name."""
-        names = [key for key in (_LOSS, self.accuracy_name) if key in self.values]
+        names = [key for key in (LOSS, self.accuracy_name) if key in self.values]
         texts = [f"{key} {float(self.values[key]):.4g}" for key in names if key is not None]
-        sent = [(name, key) for name, key in (("up", _UP), ("down", _DOWN)) if key in self.values]
+        sent = [(name, key) for name, key in (("up", UP), ("down", DOWN)) if key in self.values]
         return texts + [f"{name} {format_bytes(float(self.values[key]))}" for name, key in sent]
 
 
@@ -365,35 +227,6 @@ class _Bar:
         )
         clients = [f"clients {progress.clients_done}/{progress.num_clients}"] if progress.num_clients else []
         return Group(bar, Text(" | ".join(clients + progress.details), no_wrap=True, overflow="crop"))
-
-
-@dataclass
-class _Record:
-    """The best and the last value of one metric; ``direction`` is 1 (higher is better), -1 or 0 (unknown)."""
-
-    direction: int
-    best: float = math.nan
-    best_round: int | None = None
-    last: float = math.nan
-    last_round: int = 0
-
-    def update(self, value: float, round_number: int) -> None:
-        self.last, self.last_round = value, round_number
-        is_better = self.best_round is None or (value - self.best) * self.direction > 0
-        if self.direction and is_better and not math.isnan(value):
-            self.best, self.best_round = value, round_number
-
-
-def direction_of(name: str) -> int:
-    """1 if a metric of this name should be large, -1 if small, 0 if the name does not say."""
-    # The loss first: `val_acc_loss` would be a loss.
-    if any(word in name for word in _LOWER_IS_BETTER):
-        return -1
-    return 1 if any(word in name for word in _HIGHER_IS_BETTER) else 0
-
-
-def _cells(value: tuple[float, int] | None) -> tuple[str, str]:
-    return ("", "") if value is None else (f"{value[0]:.4g}", str(value[1]))
 
 
 def _can_draw(stream: TextIO) -> bool:

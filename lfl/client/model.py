@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -19,107 +19,12 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
-from lfl.client_random import ClientRandom
-from lfl.vector import ParameterVector
+from lfl.client.layout import ParameterLayout
+from lfl.client.random_ops import ClientRandom
+from lfl.client.recorder import Recorder, as_scalar
+from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm
 
 Batch = Any
-
-
-class Recorder:
-    """Stands in for ``self.log``: keeps what a step logs as tensors, without synchronising anything."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-        self.metrics: dict[str, Metric] = {}
-        self.batch_sizes: dict[str, int] = {}
-
-    def start(self) -> None:
-        """Forget the last step."""
-        self.values, self.batch_sizes = {}, {}
-
-    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """``LightningModule.log``: the mean over a round's examples; ``on_step`` and ``on_epoch`` are the same here."""
-        reduce_fx = options.get("reduce_fx", "mean")
-        if reduce_fx not in ("mean", torch.mean):
-            raise ValueError(
-                f"`self.log({name!r}, reduce_fx={reduce_fx!r})`: values are averaged over a round; log a mean."
-            )
-        if isinstance(value, Metric):
-            self.metrics[name] = value
-            return
-        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-        self.values[name] = _scalar(tensor, f"`self.log({name!r}, ...)` takes a scalar")
-        if options.get("batch_size"):
-            self.batch_sizes[name] = options["batch_size"]
-
-    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        """``LightningModule.log_dict``."""
-        for name, value in dictionary.items():
-            self.log(name, value, *args, **options)
-
-
-class Extras(NamedTuple):
-    """What the loss terms use beside batch and parameters; per client, so that vmap maps over it.
-
-    Attributes:
-        global_features: outputs of submodules at x on the batch, without gradient, by name.
-        rows: ``cohort.loss_rows``, by name.
-    """
-
-    global_features: dict[str, Tensor]
-    rows: dict[str, Tensor]
-
-
-NO_EXTRAS = Extras({}, {})
-
-
-class ClientStep:
-    """What ``client_loss`` may use: one client's batch, parameters and model, inside the loss.
-
-    Attributes:
-        batch: the batch of this step.
-        params: its parameters [D], with gradient.
-        anchor: x, the model it started from [D], without.
-        features: outputs of the submodules named in the callbacks' ``features``, by name.
-        global_features: outputs at x of those named in ``global_features``, on the same batch, without gradient.
-        rows: this client's rows of ``cohort.loss_rows``.
-    """
-
-    def __init__(
-        self,
-        model: ClientModel,
-        batch: Batch,
-        params: Tensor | None,
-        anchor: Tensor,
-        features: dict[str, Tensor],
-        extras: Extras = NO_EXTRAS,
-    ) -> None:
-        self.batch, self.anchor, self.features = batch, anchor, features
-        self.global_features, self.rows = extras
-        self._model, self._params = model, params
-
-    @property
-    def params(self) -> Tensor:
-        """Its parameters [D]; put together when they are first asked for."""
-        if self._params is None:
-            self._params = torch.cat([p.reshape(-1) for p in self._model.parameters])
-        return self._params
-
-    def log(self, name: str, value: Tensor) -> None:
-        """Log a scalar of this batch, as the module's ``self.log`` does."""
-        self._model.recorder.log(name, value)
-
-    def call(self, *inputs: Any) -> Any:
-        """The module's ``forward`` at ``params``."""
-        return functional_call(self._model.module, self._model.layout.views(self.params), inputs)
-
-    def call_global(self, *inputs: Any) -> Any:
-        """The module's ``forward`` at x: frozen, without gradient."""
-        with torch.no_grad():
-            return functional_call(self._model.module, self._model.layout.views(self.anchor), inputs)
-
-
-LossTerm = Callable[[ClientStep, Tensor], Tensor]
 
 
 class _AllFound(Exception):
@@ -160,8 +65,8 @@ class ClientModel:
         global_features: tuple[str, ...] = (),
     ) -> None:
         self.module, self.autocast, self.convert = module, autocast, convert
-        self.layout = ParameterVector.of_parameters(module)
-        self.buffer_layout = ParameterVector.of_buffers(module)
+        self.layout = ParameterLayout.of_parameters(module)
+        self.buffer_layout = ParameterLayout.of_buffers(module)
         self.recorder = Recorder()
         # Found by `probe`: does the step draw random numbers, from torch's global generator too, or change buffers?
         self.random_operations, self.uses_global_generator = False, False
@@ -299,10 +204,19 @@ class ClientModel:
                 }
                 loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
-                client = ClientStep(self, batch, params, anchor, dict(self._features), extras)
+                own = self._joined_parameters if params is None else lambda: params
+                client = ClientStep(batch, anchor, dict(self._features), extras, own, self._forward, self.recorder.log)
                 for term in self._loss_terms:
                     loss = term(client, loss)
         return loss, dict(self.recorder.values)
+
+    def _joined_parameters(self) -> Tensor:
+        """The module's own parameters as one vector [D], with gradient."""
+        return torch.cat([p.reshape(-1) for p in self.parameters])
+
+    def _forward(self, params: Tensor, inputs: tuple[Any, ...]) -> Any:
+        """The module's ``forward`` at ``params`` [D]."""
+        return functional_call(self.module, self.layout.views(params), inputs)
 
     @torch.no_grad()
     def global_features(self, batch: Batch, key: Tensor, anchor: Tensor | None) -> dict[str, Tensor]:
@@ -356,7 +270,7 @@ class ClientModel:
                 f"`{type(self.module).__name__}.training_step` must return the loss (a tensor, or a dict with 'loss'), "
                 f"got {type(output).__name__}."
             )
-        return _scalar(loss, f"`{type(self.module).__name__}.training_step` must return a scalar loss")
+        return as_scalar(loss, f"`{type(self.module).__name__}.training_step` must return a scalar loss")
 
     def probe(self, batch: Batch, key: Tensor) -> None:
         """Take one training step on the side, to learn what the module does; leaves no trace.
@@ -456,12 +370,6 @@ class ClientModel:
                 raise _AllFound  # nobody reads what the rest of the step would compute
 
         layer.register_forward_hook(keep)
-
-
-def _scalar(value: Tensor, rule: str) -> Tensor:
-    if value.numel() != 1:
-        raise TypeError(f"{rule}, got a tensor of shape {tuple(value.shape)}.")
-    return value.reshape(())
 
 
 def _is_single(batch: Batch) -> bool:

@@ -1,0 +1,1 @@
+"""The local step as a list of tensor operations: recorded, simplified, replayed, or compiled."""
