@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lfl.storage.checkpoint_file
 import pytest
 import torch
 from cli_world import World
 
+import lfl.storage.checkpoint_file
 from lfl.cli.errors import one_line
 
 UNION = """Parser key "trainer.callbacks":
