@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfl.engine.schedule import LocalSchedule, Padding, count_calls, steps_per_epoch_of
+from lfl.client.schedule import LocalSchedule, Padding, count_calls, steps_per_epoch_of
 from lfl.randomness import client_keys
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from lfl.arguments import check_number
 from lfl.callback import FederatedCallback, overrides
 from lfl.callbacks.personal import personalized
-from lfl.engine.work import LocalPhase, LocalWork
+from lfl.client.work import LocalPhase, LocalWork
 from lfl.processes.deal import at_home
 from lfl.randomness import derive_seed
 from lfl.round import Round

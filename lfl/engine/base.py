@@ -16,14 +16,14 @@ from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer
 from lfl.client.rates import LearningRates
+from lfl.client.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
 from lfl.client.step import NO_EXTRAS, Extras
+from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.frozen import FrozenModel
 from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
-from lfl.engine.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
-from lfl.engine.work import LocalWork
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, Phase, Round
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lfl.client.model import ClientModel
-from lfl.engine.schedule import BatchPlan
+from lfl.client.schedule import BatchPlan
 from lfl.round import Cohort
 
 _JOINT_EXAMPLES = 256  # that go through the model in one pass

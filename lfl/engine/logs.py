@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lfl.engine.schedule import BatchPlan
+from lfl.client.schedule import BatchPlan
 from lfl.round import Cohort
 
 _LOGGED_STEPS = 256  # steps whose values are kept before they are summed

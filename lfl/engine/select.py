@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_map
 
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
+from lfl.client.schedule import count_calls
 from lfl.client.step import Extras
+from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
-from lfl.engine.schedule import count_calls
 from lfl.engine.sequential import SequentialEngine
 from lfl.engine.vectorized import VectorizedEngine, is_mean_over_examples, why_not_vectorized
-from lfl.engine.work import LocalWork
 from lfl.randomness import client_keys
 
 EngineName = Literal["auto", "sequential", "vectorized"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lfl.arguments import check_number
-from lfl.engine.schedule import steps_per_epoch_of
+from lfl.client.schedule import steps_per_epoch_of
 
 
 @dataclass(frozen=True)
