@@ -8,17 +8,16 @@ first; decoding runs backwards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lfl.client.layout import ParameterLayout
-    from lfl.client.step import ClientStep
-    from lfl.comm import Message, Payload
-    from lfl.round import Cohort, Round
-    from lfl.subspace import Basis
+from lfl.client.layout import ParameterLayout
+from lfl.client.step import ClientStep
+from lfl.comm import Message, Payload
+from lfl.federation import Federation
+from lfl.round import Cohort, Round
+from lfl.subspace.base import Basis
 
 Gradient = Callable[[Tensor], Tensor]
 """From parameters [A, D] (or coordinates [A, R]) of the A clients still at work to a new tensor of their gradients."""
@@ -27,9 +26,9 @@ Gradient = Callable[[Tensor], Tensor]
 class FederatedCallback(Callback):
     """Base of all algorithms and diagnostics; every hook is optional, and a hook that is not overridden costs nothing.
 
-    Lightning's ``setup(trainer, pl_module, stage)``, ``on_fit_start``, ``on_fit_end``, ``state_dict`` and
-    ``load_state_dict`` are called as usual. What must survive a restart is in ``state_dict`` (tensors, numbers,
-    strings, lists, dicts) or in a slot of ``trainer.store``.
+    What must survive a restart is in ``state_dict`` (tensors, numbers, strings, lists, dicts) or in a slot of the
+    client store. Hooks of a cohort are the clients' side: of the server they know what is in ``cohort.received``.
+    Lightning's own ``setup``, ``on_fit_start`` and ``on_fit_end`` are called as well, with the trainer.
     """
 
     linear: bool = True
@@ -55,6 +54,9 @@ class FederatedCallback(Callback):
 
     def check_stack(self, stack: list[FederatedCallback]) -> None:
         """Refuse a stack, this callback in it, that has no meaning; raises ValueError with both names."""
+
+    def on_run_start(self, federation: Federation) -> None:
+        """The run, before its first round and before a checkpoint is loaded: declare slots, make the server's state."""
 
     def on_round_start(self, round: Round) -> None:
         """The server, before anything is sent: ``round.clients`` are chosen, ``round.server`` is x [D]."""
@@ -112,7 +114,7 @@ class FederatedCallback(Callback):
         """The server: ``round.update`` [D] is the aggregate (``round.update_coordinates`` [R] where there are)."""
 
     def on_server_step(self, round: Round) -> None:
-        """The server, after its step; ``round.server`` is still x before it, ``trainer.server.vector`` is x after."""
+        """The server, after its step: ``federation.server.vector`` is x now, ``round.server`` x before."""
 
     def on_round_end(self, round: Round) -> None:
         """The server: add to ``round.metrics`` with ``round.log(name, value)``."""

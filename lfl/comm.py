@@ -1,5 +1,7 @@
 """The wire: everything that would cross a network passes here and is counted, in bits, by the code that carries it."""
 
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,15 +41,49 @@ class Payload:
 
 
 class Message:
-    """What goes down to each participant of a round: named payloads.
+    """What the clients of a round learn from the server: named payloads that are sent, and what both sides derive.
 
     A payload is a piece of server state, such as the model. A client that kept the last one it received can be brought
-    up to date by the increments it missed; it is charged for those or for the whole, whichever is less.
+    up to date by the increments it missed; it is charged for those or for the whole, whichever is less. What a client
+    can compute by itself, from the seed or from what it was sent before, is derived, and costs nothing more.
+
+    Clients know of the server what is in ``contents``, and nothing else: hooks of a cohort read ``cohort.received``.
+
+    Attributes:
+        payloads: what is sent, by name; the model is among them.
+        derived: what clients compute from other things they know, by name.
+        charges: bits [M] of payloads whose cost the ledger cannot know, by name.
     """
 
     def __init__(self) -> None:
         self.payloads: dict[str, Tensor] = {}
+        self.derived: dict[str, Tensor] = {}
         self.charges: dict[str, Tensor] = {}
+
+    @property
+    def contents(self) -> Mapping[str, Tensor]:
+        """All that is known to the clients, by name."""
+        return ChainMap(self.payloads, self.derived)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Send ``value`` (the same for all clients) under ``name``.
+
+        Raises:
+            ValueError: there is something of that name.
+        """
+        self._check_free(name)
+        self.payloads[name] = value
+
+    def derive(self, name: str, value: Tensor) -> None:
+        """Tell clients what they compute alike: from the seed, from payloads, or from those of earlier rounds.
+
+        Say in a comment from what, and see to it that this was charged.
+
+        Raises:
+            ValueError: there is something of that name.
+        """
+        self._check_free(name)
+        self.derived[name] = value
 
     def replace(self, name: str, value: Tensor) -> None:
         """Send ``value`` instead of what is there under ``name``."""
@@ -57,11 +93,9 @@ class Message:
         """Say what payload ``name`` costs each of ``round.invited`` (int64), instead of what the ledger knows."""
         self.charges[name] = bits
 
-    def add(self, name: str, value: Tensor) -> None:
-        """Send ``value`` (the same for all clients) under ``name``."""
-        if name in self.payloads:
+    def _check_free(self, name: str) -> None:
+        if name in self.contents:
             raise ValueError(f"Two callbacks send a payload named {name!r}; names must be unique.")
-        self.payloads[name] = value
 
 
 class Ledger:
@@ -74,20 +108,26 @@ class Ledger:
         num_clients: N.
 
     Attributes:
-        personal: mask [D] of the parameters that never leave a client; None where all are shared. A payload of D
-            numbers is sent without them.
+        shared: mask [D] of the parameters that are sent; None where all are. See ``keep_on_clients``.
+        last_round: the round in which each client last took part [N]; 0 for never.
+        totals: bits of all rounds, by direction.
+        up_bits: bits of this round's uploads, by payload.
+        down_bits: bits of this round's downloads, by payload.
     """
 
     def __init__(self, num_clients: int) -> None:
-        self.personal: Tensor | None = None
+        self.shared: Tensor | None = None
         # The round in which a client last took part (0: never): it then held the state from before that round.
         self.last_round = torch.zeros(num_clients, dtype=torch.int64)
         self._seen: list[Tensor] = []  # ids of all who ever did: a checkpoint is about them, not about N
         self.totals = {"up": 0, "down": 0}
         self.up_bits: dict[str, int] = {}
         self.down_bits: dict[str, int] = {}
-        # replay[name][t]: bits of all increments of rounds 1..t
-        self.replay: dict[str, list[int]] = {}
+        self._replay: dict[str, list[int]] = {}  # _replay[name][t]: bits of all increments of rounds 1..t
+
+    def keep_on_clients(self, mask: Tensor) -> None:
+        """Say which parameters never leave a client, a mask [D]: payloads of D numbers are sent without them."""
+        self.shared = ~mask
 
     def start_round(self) -> None:
         """Forget the counts of the last round."""
@@ -107,9 +147,9 @@ class Ledger:
 
     def bits_of(self, value: Tensor) -> int:
         """Bits of one vector sent as it is."""
-        if self.personal is None or value.numel() != self.personal.numel():
+        if self.shared is None or value.numel() != self.shared.numel():
             return dense_bits(value)
-        return int((~self.personal).sum()) * value.element_size() * 8
+        return int(self.shared.sum()) * value.element_size() * 8
 
     def upload(self, name: str, payload: Payload) -> None:
         """Charge the clients of a cohort for their upload."""
@@ -123,10 +163,15 @@ class Ledger:
 
     def record_increment(self, name: str, bits: int, round_number: int) -> None:
         """Say what round ``round_number`` changed in payload ``name``, as bits per client that wants to follow."""
-        cumulative = self.replay.setdefault(name, [0])
+        cumulative = self._replay.setdefault(name, [0])
         if len(cumulative) != round_number:
             raise ValueError(f"Increments of {name!r} must be recorded every round.")
         cumulative.append(cumulative[-1] + bits)
+
+    def bits_since(self, name: str, rounds: Tensor) -> Tensor:
+        """Bits of all increments of payload ``name`` recorded after rounds [M] (0 for all of them), [M] (int64)."""
+        cumulative = torch.tensor(self._replay[name])
+        return cumulative[-1] - cumulative[rounds]
 
     def metrics(self) -> dict[str, float]:
         """Bytes of the last round and of all rounds, for the log."""
@@ -138,7 +183,7 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""
-        replay = {name: torch.tensor(values) for name, values in self.replay.items()}
+        replay = {name: torch.tensor(values) for name, values in self._replay.items()}
         seen = torch.cat([torch.empty(0, dtype=torch.int64), *self._seen])
         self._seen = [seen]
         last_round = {"clients": seen, "rounds": self.last_round[seen]}
@@ -147,18 +192,15 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         saved = state["last_round"]
-        if isinstance(saved, Tensor):  # checkpoint format 1 has a number for every client
-            seen = saved.nonzero().squeeze(1)
-            saved = {"clients": seen, "rounds": saved[seen]}
         self._seen = [saved["clients"]]
         self.last_round.zero_()[saved["clients"]] = saved["rounds"]
         self.totals = dict(state["totals"])
-        self.replay = {name: values.tolist() for name, values in state["replay"].items()}
+        self._replay = {name: values.tolist() for name, values in state["replay"].items()}
 
     def _bits_to_follow(self, name: str, whole: int, last: list[int], round_number: int) -> int:
         """Bits that bring clients up to date who took part last in these rounds: the whole to those who never did."""
-        if name not in self.replay:
+        if name not in self._replay:
             return whole * len(last)
-        cumulative = self.replay[name]
+        cumulative = self._replay[name]
         now = cumulative[round_number - 1]
         return sum(min(whole, now - cumulative[t - 1]) if t else whole for t in last)

@@ -1,4 +1,4 @@
-"""What a LightningModule, and Lightning's own callbacks, may ask of their trainer."""
+"""What a LightningModule, Lightning's own callbacks and a user of a finished run may ask of their trainer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,101 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.loggers import Logger
+from torch import Tensor
+
+from lfl.aggregation import Server
+from lfl.client.layout import ParameterLayout
+from lfl.comm import Ledger
+from lfl.data.base import FederatedData
+from lfl.engine import LocalEngine
+from lfl.reporting.summary import RunSummary
+from lfl.run import Run
+from lfl.storage.client_store import ClientStore
 
 
 class LightningFacade:
-    """The part of ``lightning.Trainer``'s attributes that has a meaning here. To a module, a round is an epoch."""
+    """The part of ``lightning.Trainer``'s attributes that has a meaning here, and the parts of the run.
+
+    To a module, a round is an epoch.
+    """
 
     fabric: Fabric
     loggers: list[Logger]
-    current_round: int
     max_rounds: int
+    _run: Run | None = None
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run:
+        """The present run, or the last one.
+
+        Raises:
+            RuntimeError: there was none.
+        """
+        if self._run is None:
+            raise RuntimeError("There is no run yet: call `fit` first.")
+        return self._run
+
+    @property
+    def server(self) -> Server:
+        """The run's server: x [D] is ``server.vector``."""
+        return self.run.server
+
+    @property
+    def store(self) -> ClientStore:
+        """What the run's clients keep."""
+        return self.run.store
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has crossed the wire."""
+        return self.run.ledger
+
+    @property
+    def engine(self) -> LocalEngine:
+        """What trains the run's clients."""
+        return self.run.engine
+
+    @property
+    def summary(self) -> RunSummary:
+        """Best and last values of the run's metrics."""
+        return self.run.summary
+
+    @property
+    def data(self) -> FederatedData:
+        """The run's data."""
+        return self.run.data
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Where each parameter lies in a vector [D]."""
+        return self.run.layout
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients in the federation (N)."""
+        return self.run.num_clients
+
+    def server_state_dict(self) -> dict[str, Tensor]:
+        """The module's state dict with the server's parameters and buffers."""
+        return self.run.server_state_dict()
+
+    @property
+    def current_round(self) -> int:
+        """Rounds completed."""
+        return self._run.progress.round if self._run is not None else 0
+
+    # -- lightning.Trainer --------------------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run ends after the present round; may be set."""
+        return self._run is not None and self._run.stop_request.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.stop_request.should_stop = value
 
     @property
     def device(self) -> torch.device:

@@ -3,18 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lfl.client.optimizer import LocalOptimizer
-    from lfl.subspace import Basis
-    from lfl.trainer import FederatedTrainer
+from lfl.client.optimizer import LocalOptimizer
+from lfl.comm import Message
+from lfl.processes.sums import ProcessSums
+from lfl.subspace.base import Basis
+
+
+@dataclass
+class RoundSums:
+    """What a round adds up over its clients, in float64; a field for each kind, so that no two names can meet.
+
+    Each process adds up its own clients; ``join`` makes them sums over all.
+
+    Attributes:
+        num_reported: clients whose update was accepted.
+        num_refused: clients whose update was not finite.
+        num_stopping: processes that have been asked to stop.
+        up_bits: bits of the uploads, by payload.
+        aggregate: the aggregator's own sums.
+        received: extra uploads, by payload.
+        logged: values that training steps logged, times examples, by name.
+        examples: over how many examples those were, by name.
+        own: what callbacks add up (``round.accumulate``).
+        buffers: movements of the floating-point buffers, times weights, with the sum of the weights behind [B + 1].
+        counters: largest integer buffers of each process, as a row of its own [W, 1 + n]; the first entry is 1 where it
+            has any. The sum then has everybody's rows, whose maximum is taken.
+        uplink_bits: bits that each participant sent [M], for the simulated system.
+    """
+
+    num_reported: int = 0
+    num_refused: int = 0
+    num_stopping: int = 0
+    up_bits: dict[str, int] = field(default_factory=dict)
+    aggregate: dict[str, Tensor] = field(default_factory=dict)
+    received: dict[str, Tensor] = field(default_factory=dict)
+    logged: dict[str, Tensor] = field(default_factory=dict)
+    examples: dict[str, float] = field(default_factory=dict)
+    own: dict[str, Tensor] = field(default_factory=dict)
+    buffers: Tensor | None = None
+    counters: Tensor | None = None
+    uplink_bits: Tensor | None = None
+
+    def join(self, sums: ProcessSums, device: torch.device) -> RoundSums:
+        """The sums over all processes; every process must call it. On one, these are the sums already."""
+        if sums.num_processes == 1:
+            return self
+        flat = {}
+        for kind in fields(self):
+            value = getattr(self, kind.name)
+            entries = value if isinstance(value, dict) else {} if value is None else {"": value}
+            for name, entry in entries.items():
+                flat[kind.name, name] = torch.as_tensor(entry, dtype=torch.float64, device=device)
+        joined: dict[str, dict[str, Tensor]] = {kind.name: {} for kind in fields(self)}
+        for (kind_name, name), total in sums.join(flat).items():
+            joined[kind_name][name] = total
+        return RoundSums(
+            num_reported=int(joined["num_reported"][""]),
+            num_refused=int(joined["num_refused"][""]),
+            num_stopping=int(joined["num_stopping"][""]),
+            up_bits={name: int(bits) for name, bits in joined["up_bits"].items()},
+            aggregate=joined["aggregate"],
+            received=joined["received"],
+            logged=joined["logged"],
+            examples={name: float(count) for name, count in joined["examples"].items()},
+            own=joined["own"],
+            buffers=joined["buffers"].get(""),
+            counters=joined["counters"].get(""),
+            uplink_bits=joined["uplink_bits"].get(""),
+        )
 
 
 @dataclass
@@ -27,53 +91,60 @@ class Round:
         invited: ids of those who are sent the model, ascending; the participants, unless some are not waited for.
         local_clients: those of them that this process trains.
         server: x before the round [D].
+        message: what goes down to the clients.
         basis: the basis of the local coordinates, where a callback asked for them.
         update: the aggregate [D], set when it is known; in movement direction (x+ = x + server_lr * update).
         update_coordinates: the aggregate before it was lifted [R], where there is a basis.
-        received: sums over clients of the extra uploads, float64.
-        sums: everything else that is summed over clients, float64, by name.
-        counters: the largest integer buffers any client ended with.
+        totals: all sums over clients; over all processes from ``on_aggregate`` on.
         reported: ids of each cohort whose updates this process accepted.
-        num_reported: clients whose update was accepted.
-        num_refused: clients whose update was not finite.
-        is_last: whether any process had been asked to stop when the sums were joined.
         metrics: what this round logs.
     """
 
-    trainer: FederatedTrainer
     number: int
     clients: Tensor
     server: Tensor
     local_clients: Tensor
     invited: Tensor
+    message: Message = field(default_factory=Message)
     basis: Basis | None = None
     update: Tensor | None = None
     update_coordinates: Tensor | None = None
-    received: dict[str, Tensor] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    counters: list[Tensor] = field(default_factory=list)
+    totals: RoundSums = field(default_factory=RoundSums)
     reported: list[Tensor] = field(default_factory=list)
-    num_reported: int = 0
-    num_refused: int = 0
-    is_last: bool = False
     metrics: dict[str, float | Tensor] = field(default_factory=dict)
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """What callbacks have added up over clients, float64, by name; complete from ``on_aggregate`` on."""
+        return self.totals.own
+
+    @property
+    def received(self) -> dict[str, Tensor]:
+        """Sums over clients of the extra uploads, float64, by payload; complete from ``on_aggregate`` on."""
+        return self.totals.received
+
+    @property
+    def num_reported(self) -> int:
+        """Clients whose update was accepted; of all processes from ``on_aggregate`` on."""
+        return self.totals.num_reported
+
+    @property
+    def num_refused(self) -> int:
+        """Clients whose update was not finite; of all processes from ``on_aggregate`` on."""
+        return self.totals.num_refused
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Log a number of this round; a tensor on a device is read only when the round is written."""
         self.metrics[name] = value
 
     def accumulate(self, name: str, value: Tensor) -> None:
-        """Add to a named sum over clients."""
-        self.sums[name] = self.sums[name] + value if name in self.sums else value.double()
+        """Add to a sum over clients, which is found in ``sums`` under its name."""
+        add_to(self.totals.own, name, value)
 
-    def take(self, prefix: str) -> dict[str, Tensor]:
-        """The sums whose name starts with ``prefix``, named without it."""
-        return {name[len(prefix) :]: value for name, value in self.sums.items() if name.startswith(prefix)}
 
-    def keep_counters(self, counters: list[Tensor]) -> None:
-        """Keep the elementwise maximum of integer buffers."""
-        known = self.counters or counters
-        self.counters = [torch.maximum(a, b) for a, b in zip(known, counters, strict=True)]
+def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Add to a named float64 sum."""
+    sums[name] = sums[name] + value if name in sums else value.double()
 
 
 @dataclass
@@ -121,6 +192,7 @@ class Cohort:
     num_steps: Tensor
     values: Tensor
     buffers: Tensor
+    model: Any
     rows: dict[str, Tensor] = field(default_factory=dict)
     loss_rows: dict[str, Tensor] = field(default_factory=dict)
     active: int = 0
@@ -136,6 +208,11 @@ class Cohort:
 
     def __len__(self) -> int:
         return self.ids.shape[0]
+
+    @property
+    def received(self) -> Mapping[str, Tensor]:
+        """What the clients of this round were told, by name: what was sent, and what both sides compute alike."""
+        return self.round.message.contents
 
     @property
     def params(self) -> Tensor:

@@ -11,36 +11,36 @@ from jsonargparse import lazy_instance
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from lfl.aggregation import Aggregator, MeanAggregator, Server
-from lfl.arguments import check_choice, own
+from lfl.arguments import own
 from lfl.callback import FederatedCallback, check_stack, overrides
-from lfl.checkpointing import Checkpointing, load_weights, restore_trainer
+from lfl.checkpointing import Checkpointing
 from lfl.client.evaluation import Evaluator, Stage
 from lfl.client.model import ClientModel
 from lfl.client.rates import LearningRates
+from lfl.client.work import LocalPhase
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
-from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
+from lfl.engine import LocalEngine, build_engine
 from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
 from lfl.participation import Participation, UniformParticipation
-from lfl.processes.signals import GracefulSignals, hand_on
-from lfl.processes.sums import gather_objects
+from lfl.processes.group import Processes
+from lfl.processes.signals import GracefulSignals, raise_signal_again
 from lfl.processes.watch import ProcessWatch
 from lfl.reporting.progress import ProgressDisplay
-from lfl.reporting.summary import RunSummary
-from lfl.storage.checkpoint_file import check_writable, find_last, load_checkpoint, new_run_folder
+from lfl.run import Run
+from lfl.settings import Settings, describe_settings, local_work
+from lfl.storage.checkpoint_file import CheckpointError, check_writable, find_last, load_checkpoint, new_run_folder
 from lfl.storage.client_store import ClientStore
-from lfl.storage.fingerprint import check_resumable, settings_of
+from lfl.storage.fingerprint import check_resumable
 from lfl.system import System
 
 _UNCALLED_HOOKS = (
@@ -139,75 +139,42 @@ class FederatedTrainer(LightningFacade):
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,
     ) -> None:
-        check_choice("", "engine", engine, ("auto", "sequential", "vectorized"))
-        check_choice("", "trace_steps", trace_steps, (True, False, "compile"))
-        check_choice("", "buffers", buffers, ("average", "server", "client"))
-        check_choice("", "on_nonfinite", on_nonfinite, ("stop", "skip"))
-        check_choice("", "gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
-        check_choice("", "local_sampling", local_sampling, ("epochs", "replacement"))
-        counts = {"local_epochs": local_epochs, "local_steps": local_steps, "cohort_size": cohort_size}
-        for name, count in {**counts, "check_val_every_n_rounds": check_val_every_n_rounds}.items():
-            if count is not None and (not isinstance(count, int) or count < 1):
-                raise ValueError(f"`{name}={count}` must be a whole number of at least 1.")
-        if max_rounds < 0:
-            raise ValueError(f"`max_rounds={max_rounds}` must be at least 0.")
-        if gradient_clip_val is not None and gradient_clip_val <= 0:
-            raise ValueError(
-                f"`gradient_clip_val={gradient_clip_val}` must be greater than 0, or none for no clipping."
-            )
-        if local_epochs is not None and local_steps is not None:
-            raise ValueError(f"Give `local_epochs={local_epochs}` or `local_steps={local_steps}`, not both.")
-        if local_phases is not None and (local_epochs is not None or local_steps is not None or not local_phases):
-            raise ValueError(
-                f"Give `local_phases`, at least one, or `local_epochs={local_epochs}` or `local_steps={local_steps}`, "
-                "not both; on the command line `--trainer.local_epochs null` takes a config's away."
-            )
         if "spawn" in strategy or "fork" in strategy:
             raise ValueError(f"`strategy={strategy}` starts processes from a function; use `ddp`, or torchrun.")
+        self._settings = Settings(
+            seed=seed,
+            precision=precision,
+            max_rounds=max_rounds,
+            participation=own(participation),
+            work=local_work(
+                local_epochs, local_steps, local_phases, gradient_clip_val, gradient_clip_algorithm, local_sampling
+            ),
+            engine=engine,
+            cohort_size=cohort_size,
+            trace_steps=trace_steps,
+            aggregator=own(aggregator),
+            server_optimizer=server_optimizer,
+            system=system,
+            client_state=client_state,
+            buffer_policy=buffers,
+            on_nonfinite=on_nonfinite,
+            check_val_every_n_rounds=check_val_every_n_rounds,
+            checkpointing=own(checkpoint),
+        )
+        self._settings.participation.system = system
+        # The CLI's config saver, no FederatedCallback, only sees `setup`.
+        self.callbacks = _as_list(callbacks)
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
-        self._watch = ProcessWatch(self.fabric, self._how_to_go_on)
-        self.precision, self.max_rounds, self.participation = precision, max_rounds, own(participation)
-        self.engine_name, self.cohort_size, self.trace_steps = engine, cohort_size, trace_steps
-        phases = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in local_phases or ()]
-        phases = phases or [LocalPhase(epochs=local_epochs, steps=local_steps)]
-        self.work = LocalWork(phases, gradient_clip_val, gradient_clip_algorithm, local_sampling)
-        self.aggregator, self.client_state, self.buffers = own(aggregator), client_state, buffers
-        self.system, self.simulated_seconds = system, dict[str, float]()
-        self.participation.system = system
-        self.on_nonfinite, self.check_val_every_n_rounds = on_nonfinite, check_val_every_n_rounds
-        self.seed, self.checkpoint, self.default_root_dir = seed, own(checkpoint), Path(default_root_dir)
-        self._server_optimizer = server_optimizer
-        listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-        for callback in listed:
-            if not isinstance(callback, FederatedCallback | SaveConfigCallback):
-                raise ValueError(
-                    f"`callbacks` takes FederatedCallbacks, not {callback!r}: its hooks would not be called."
-                )
-        # The CLI's config saver only sees `setup`.
-        self.callbacks = list(listed)
-        self.stack = [callback for callback in listed if isinstance(callback, FederatedCallback)]
+        self.max_rounds, self.seed = max_rounds, seed
+        self.default_root_dir, self.log_dir = Path(default_root_dir), ""
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
-        self.summary = RunSummary()
-        self._csv = logger is not False
-        self._own_logger: CSVLogger | None = None
-        self.loggers: list[Logger] = (
-            list(logger) if isinstance(logger, list) else [] if isinstance(logger, bool) else [logger]
-        )
-        self.log_dir = ""
-        self.current_round, self.total_refused, self.interrupted = 0, 0, 0
-        self.should_stop, self._launched = False, False
-        self.server_buffers, self.server_counters = torch.empty(0), list[Tensor]()
-        self.settings: dict[str, Any] = {}
-        self.client_model: ClientModel
-        self.data: FederatedData
-        self.server: Server
-        self.store: ClientStore
-        self.ledger: Ledger
-        self.engine: LocalEngine
-        self.learning_rates: LearningRates
-        self.val_dataloaders: Any = None
+        self.loggers = [] if isinstance(logger, bool) else list(logger) if isinstance(logger, list) else [logger]
+        self._writes_csv = logger is not False
+        self._csv_logger: CSVLogger | None = None
+        self._processes, self._are_launched = Processes(self.fabric), False
+        self._watch = ProcessWatch(self.fabric, self._how_to_go_on)
 
     # -- Lightning's entry points -----------------------------------------------------------------------------------
 
@@ -224,39 +191,36 @@ class FederatedTrainer(LightningFacade):
             SystemExit: SIGTERM has.
         """
         with self._watch.guarding():
-            self._fit(model, datamodule, ckpt_path)
-        hand_on(self.interrupted)
+            signal = self._fit(model, datamodule, ckpt_path)
+        raise_signal_again(signal)
 
-    def _fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None) -> None:
-        self.should_stop, self.interrupted = False, 0
-        self.current_round, self.total_refused, self.simulated_seconds = 0, 0, {}  # every fit is a run of its own
-        self.summary = RunSummary()
-        resumed = self._resolve(ckpt_path)
-        saved = load_checkpoint(resumed) if resumed is not None else None
-        self._prepare(model, datamodule, "fit")
-        self._check_stack()
-        self._build(model, saved["engine"] if saved is not None else None)
-        if resumed is not None and saved is not None:
-            check_resumable(saved["settings"], self.settings, resumed)
-        self._start_run()
-        self._open_store()
+    def _fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None) -> int:
+        """Run; returns the number of the signal that ended the run, 0 for none."""
+        self._run = None  # every fit is a run of its own
+        path = self._resolve(ckpt_path)
+        saved = load_checkpoint(path) if path is not None else None
+        client_model, data = self._prepare(model, datamodule, "fit")
+        self._check_stack(client_model, data)
+        run = self._run = self._build(client_model, data, saved, path)
         for callback in self.callbacks:
             callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
-        if resumed is not None and saved is not None:
-            restore_trainer(self, saved, resumed)
-        for callback in self.stack:
+        for federated in run.callbacks:
+            federated.on_run_start(run)
+        if saved is not None and path is not None:
+            run.load_state_dict(saved, path.resolve().parent.parent)
+        for callback in run.callbacks:
             callback.on_fit_start(self, model)  # type: ignore[arg-type]
         model.on_fit_start()
-        self._logged_in(model.on_train_start)
-        with GracefulSignals(self):
-            self._run_rounds(model)
-        self.interrupted = max(self.gather_objects(self.interrupted))  # one process may be told for all
-        self.client_model.bind(self.server.vector.clone())
-        self.client_model.load_buffers(self.server_buffers, self.server_counters)
+        client_model.call_hook("on_train_start")
+        with GracefulSignals(run.stop_request, self.display.message):
+            self._run_rounds(run)
+        signal = max(self._processes.gather(run.stop_request.signal))  # one process may be told for all
+        client_model.load(run.server.vector.clone(), run.server.buffers, run.server.counters)
         model.on_train_end()
         model.on_fit_end()
-        for callback in self.stack:
+        for callback in run.callbacks:
             callback.on_fit_end(self, model)  # type: ignore[arg-type]
+        return signal
 
     def validate(
         self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
@@ -296,83 +260,27 @@ class FederatedTrainer(LightningFacade):
         """
         with self._watch.guarding():
             _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
-            path = Path(self.log_dir) / f"predictions{self._rank_suffix}.pt"
+            suffix = f".rank{self.global_rank}" if self.world_size > 1 else ""
+            path = Path(self.log_dir) / f"predictions{suffix}.pt"
             torch.save(outputs, path)
         self.display.message(f"Predictions: {path}")
         return outputs
 
-    # -- what callbacks and modules ask -------------------------------------------------------------------------------
+    # -- what both need -----------------------------------------------------------------------------------------------
 
     @property
-    def num_clients(self) -> int:
-        """N."""
-        return int(self.data.num_clients)
+    def stack(self) -> list[FederatedCallback]:
+        """The algorithm: those of ``callbacks`` that are FederatedCallbacks, in order."""
+        return [callback for callback in self.callbacks if isinstance(callback, FederatedCallback)]
 
-    @property
-    def layout(self) -> Any:
-        """The layout of the parameters in the vector, a ParameterLayout."""
-        return self.client_model.layout
-
-    def is_evaluation_due(self, round_number: int) -> bool:
-        """Whether a round ends with an evaluation."""
-        if not self._evaluator.can("validate"):
-            return False
-        return round_number % self.check_val_every_n_rounds == 0 or round_number == self.max_rounds
-
-    def evaluate_server(self, stage: Stage, dataloaders: Any) -> dict[str, float]:
-        """Metrics of the server's model as it is now."""
-        self.client_model.bind(self.server.vector)
-        self.client_model.load_buffers(self.server_buffers, self.server_counters)
-        return self._evaluator.run(stage, dataloaders)[0]
-
-    def client_buffers(self, ids: Tensor) -> Tensor:
-        """The buffers that clients ``ids`` [C] start from, [C, B]: the server's, or their own where they keep them."""
-        shared = self.server_buffers.expand(len(ids), -1)
-        if self.buffers != "client" or not self.server_buffers.numel():
-            return shared
-        kept = self.store.gather("buffers", ids)
-        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)  # nan: never written
-
-    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
-        """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
-        batch_size = int(getattr(self.data, "eval_batch_size", 0)) or 1024
-        indices, sizes = self.data.client_test_indices(ids)
-        rows = zip(params, self.client_buffers(ids), indices, sizes.tolist(), strict=True)
-        found = []
-        for parameters, buffers, positions, size in rows:
-            self.client_model.bind(parameters)
-            self.client_model.load_buffers(buffers, self.server_counters)
-            batches = (self.data.gather_test(part[None]) for part in positions[:size].split(batch_size))
-            found.append(self._evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
-        return found
-
-    def server_state_dict(self) -> dict[str, Tensor]:
-        """The module's state dict with the server's parameters and buffers."""
-        self.client_model.bind(self.server.vector)
-        self.client_model.load_buffers(self.server_buffers, self.server_counters)
-        return self.client_model.module.state_dict()
-
-    def load_frozen_state(self, state_dict: dict[str, Tensor]) -> None:
-        """Take the parameters that are not trained, and the buffers, from a checkpoint's state dict."""
-        self.client_model.bind(self.server.vector.clone())
-        self.client_model.module.load_state_dict(state_dict)
-
-    def _ask_first_process(self, question: Callable[[], Any]) -> Any:
-        """The first process's answer, on all processes."""
-        return self.fabric.broadcast(question() if self.is_global_zero else None)
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        """The values of all processes, in order of rank; every process must call it."""
-        return gather_objects(self.fabric, value)
-
-    # -- steps of fit -------------------------------------------------------------------------------------------------
-
-    def _prepare(self, model: LightningModule, datamodule: LightningDataModule, stage: str) -> None:
+    def _prepare(
+        self, model: LightningModule, datamodule: LightningDataModule, stage: str
+    ) -> tuple[ClientModel, FederatedData]:
         """Start the processes, check and place data and model."""
         check_writable(self.default_root_dir)
-        if self.fabric.world_size > 1 and not self._launched:
+        if self.world_size > 1 and not self._are_launched:
             self.fabric.launch()
-            self._launched = True
+            self._are_launched = True
         if not isinstance(datamodule, FederatedData):
             raise ValueError(
                 f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can "
@@ -390,11 +298,12 @@ class FederatedTrainer(LightningFacade):
         model.configure_model()
         module = self.fabric.strategy.precision.convert_module(model)
         self.fabric.to_device(module)
-        self.data = datamodule
-        dtype = torch.float64 if self.precision == "64-true" else torch.float32
-        self.data.place(self.fabric.device, dtype)
+        datamodule.place(self.device, torch.float64 if self._settings.precision == "64-true" else torch.float32)
+        return self._client_model(model), datamodule
+
+    def _client_model(self, model: LightningModule) -> ClientModel:
         terms = [c for c in self.stack if overrides(c, "client_loss")]
-        self.client_model = ClientModel(
+        return ClientModel(
             model,
             autocast=self.fabric.autocast,
             convert=self.fabric.strategy.precision.convert_input,
@@ -402,129 +311,23 @@ class FederatedTrainer(LightningFacade):
             features=tuple(dict.fromkeys(name for c in terms for name in c.features)),
             global_features=tuple(dict.fromkeys(name for c in terms for name in c.global_features)),
         )
-        self._evaluator = Evaluator(self.client_model, self.fabric)
-        self.server_buffers = self.client_model.flat_buffers()
-        self.server_counters = [counter.clone() for counter in self.client_model.counters]
 
-    def _check_stack(self) -> None:
-        """Refuse settings and combinations that have no meaning, before any work."""
-        self.participation.check(self.num_clients)
-        if self.system is not None:
-            self.system.check(self.num_clients)
-        frozen = any(self.client_model.names_of(phase.parameters) is not None for phase in self.work.phases)
-        check_stack(self.stack, self.layout, frozen)
-        ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, self.client_model.module)]
-        if ignored:
-            rank_zero_warn(
-                f"{type(self.client_model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: "
-                "local steps are taken for many clients at once."
-            )
-
-    def _start_run(self) -> None:
-        """A new folder for this run, with the partition and the loggers in it."""
-        folder = str(new_run_folder(self.default_root_dir)) if self.is_global_zero else ""
-        self.log_dir = self.fabric.broadcast(folder)
-        partition = getattr(self.data, "partition", None)
+    def _open_folder(self, data: FederatedData) -> Path:
+        """A new folder for a run, with the partition and the CSV files in it."""
+        self.log_dir = self._processes.ask_first(lambda: str(new_run_folder(self.default_root_dir)))
+        folder, partition = Path(self.log_dir), getattr(data, "partition", None)
         if self.is_global_zero and partition is not None:
-            partition.save(Path(self.log_dir) / "partition.pt")
-        self.loggers = [logger for logger in self.loggers if logger is not self._own_logger]
-        if self._csv:
-            self._own_logger = CSVLogger(self.log_dir)
-            self.loggers.insert(0, self._own_logger)
+            partition.save(folder / "partition.pt")
+        self.loggers = [logger for logger in self.loggers if logger is not self._csv_logger]
+        if self._writes_csv:
+            self._csv_logger = CSVLogger(folder)
+            self.loggers.insert(0, self._csv_logger)
+        return folder
 
-    def _open_store(self) -> None:
-        self.store = ClientStore(
-            self.num_clients,
-            self.client_state,
-            self.fabric.device,
-            Path(self.log_dir) / "clients" if self.client_state == "memmap" else None,
-            shard=self.global_rank,
-        )
-        if self.buffers == "client" and self.server_buffers.numel():
-            self.store.declare("buffers", self.server_buffers.numel(), self.server_buffers.dtype, fill=float("nan"))
-
-    def _build(self, model: LightningModule, resumed_engine: dict[str, Any] | None) -> None:
-        self.server = Server(self.client_model.flat_parameters(), self._server_optimizer)
-        self.ledger = Ledger(self.num_clients)
-        if self.checkpoint is not None:
-            self.checkpoint.start()
-        self.learning_rates = LearningRates(model)
-        self.val_dataloaders = self.data.val_dataloader() if self._evaluator.can("validate") else None
-        before = resumed_engine if resumed_engine is not None and self.engine_name == "auto" else {}
-        self.engine = build_engine(
-            self.engine_name,
-            self.client_model,
-            self.data,
-            self.work,
-            self.stack,
-            self.seed,
-            cohort_size=self.cohort_size or before.get("cohort_size"),
-            clients_per_round=len(self.participation.select(1, self.num_clients, self.seed)),
-            trace_steps=self.trace_steps,
-            resumed=before.get("name"),
-            ask=self._ask_first_process,
-        )
-        self.settings = settings_of(self)
-
-    def _run_rounds(self, model: LightningModule) -> None:
-        loop = FederatedLoop(self)
-        self.display.message(self._headline())
-        if self.engine.compiles:
-            self.display.message("The first rounds compile the local step, for seconds per shape of batch.")
-        if self.current_round >= self.max_rounds:
-            self.display.message(
-                f"Nothing to do: round {self.current_round} of `max_rounds={self.max_rounds}` is done; raise "
-                "`trainer.max_rounds` to go on."
-            )
-        self.display.start(self.current_round + 1, self.max_rounds)
-        self.summary.start()
-        try:
-            stopping = any(self.gather_objects(self.should_stop))
-            while self.current_round < self.max_rounds and not stopping:
-                logged = self._logged_in(model.on_train_epoch_start)
-                round = loop.run_round(self.current_round + 1)
-                self.current_round = round.number
-                logged |= self._logged_in(model.on_train_epoch_end)
-                metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
-                self.learning_rates.step(round.number, metrics, self.is_evaluation_due(round.number))
-                self._write(round.number, metrics)
-                # Processes are asked to stop at different moments: they agree by the sums of a round.
-                stopping = self.should_stop if self.world_size == 1 else round.is_last
-            if self.checkpoint is not None:
-                self.checkpoint.at_end(self)
-        finally:
-            self.display.stop()
-            for logger in self.loggers:
-                logger.finalize("success")
-        if self.current_round:
-            self.display.show(self.summary.render(self.log_dir))
-
-    def _logged_in(self, hook: Callable[[], Any]) -> dict[str, Tensor]:
-        """What a hook of the module logs."""
-        with self.client_model.recording() as recorder:
-            recorder.start()
-            hook()
-            return dict(recorder.values)
-
-    def _write(self, round_number: int, metrics: dict[str, float]) -> None:
-        """Log a round, then make the checkpoint: what a checkpoint promises has been written before it."""
-        if self.is_global_zero:
-            for logger in self.loggers:
-                logger.log_metrics(metrics, step=round_number)
-        self.summary.update(round_number, metrics)
-        self.display.round_done(round_number, metrics)
-        if self.checkpoint is not None:
-            self.checkpoint.after_round(self, round_number, metrics, is_final=round_number == self.max_rounds)
-
-    def _headline(self) -> str:
-        cohort = f", cohorts of {self.engine.cohort_size}" if self.engine.name == "vectorized" else ""
-        algorithms = [type(c).__name__ for c in self.stack if not c.observes] or ["FedAvg"]
-        observers = [type(c).__name__ for c in self.stack if c.observes]
-        stack = " + ".join(algorithms + observers)
-        return (
-            f"{stack}: {self.num_clients} clients, D = {self.layout.dim:,}, {self.engine.name} engine{cohort}, "
-            f"{self.fabric.device}; run folder {self.log_dir}"
-        )
+    def _resolve(self, ckpt_path: str | None) -> Path | None:
+        if ckpt_path is None:
+            return None
+        return find_last(self.default_root_dir) if ckpt_path == "last" else Path(ckpt_path)
 
     def _how_to_go_on(self) -> str:
         last = Path(self.log_dir) / "checkpoints" / "last.ckpt"
@@ -532,41 +335,172 @@ class FederatedTrainer(LightningFacade):
             return "There is no checkpoint of this run."
         return f"The last checkpoint is {last}: go on from it with `--ckpt_path last`."
 
-    def _resolve(self, ckpt_path: str | None) -> Path | None:
-        if ckpt_path is None:
-            return None
-        return find_last(self.default_root_dir) if ckpt_path == "last" else Path(ckpt_path)
+    # -- steps of fit -------------------------------------------------------------------------------------------------
+
+    def _check_stack(self, model: ClientModel, data: FederatedData) -> None:
+        """Refuse settings and combinations that have no meaning, before any work."""
+        settings = self._settings
+        settings.participation.check(data.num_clients)
+        if settings.system is not None:
+            settings.system.check(data.num_clients)
+        has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
+        check_stack(self.stack, model.layout, has_frozen_phases)
+        ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, model.module)]
+        if ignored:
+            rank_zero_warn(
+                f"{type(model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: local steps "
+                "are taken for many clients at once."
+            )
+
+    def _build(self, model: ClientModel, data: FederatedData, saved: dict[str, Any] | None, path: Path | None) -> Run:
+        """The run that the settings describe, in a new folder; the folder is made last, when nothing is refused."""
+        settings, stack = self._settings, self.stack
+        counters = [counter.clone() for counter in model.counters]
+        server = Server(model.flat_parameters(), settings.server_optimizer, model.flat_buffers(), counters)
+        if settings.checkpointing is not None:
+            settings.checkpointing.start()
+        rates = LearningRates(model.module)
+        evaluator = Evaluator(model, self._processes)
+        val_dataloaders = data.val_dataloader() if evaluator.can("validate") else None
+        engine = self._build_engine(model, data, saved["engine"] if saved is not None else {})
+        description = describe_settings(settings, stack, model, data, server, rates)
+        if saved is not None and path is not None:
+            check_resumable(saved["settings"], description, path)
+        folder = self._open_folder(data)
+        return Run(
+            seed=settings.seed,
+            max_rounds=settings.max_rounds,
+            model=model,
+            data=data,
+            work=settings.work,
+            participation=settings.participation,
+            system=settings.system,
+            aggregator=settings.aggregator,
+            server=server,
+            store=self._open_store(folder, data, server),
+            ledger=Ledger(int(data.num_clients)),
+            rates=rates,
+            processes=self._processes,
+            evaluator=evaluator,
+            buffer_policy=settings.buffer_policy,
+            callbacks=stack,
+            engine=engine,
+            on_nonfinite=settings.on_nonfinite,
+            check_val_every_n_rounds=settings.check_val_every_n_rounds,
+            val_dataloaders=val_dataloaders,
+            checkpointing=settings.checkpointing,
+            loggers=self.loggers,
+            display=self.display,
+            folder=folder,
+            description=description,
+        )
+
+    def _build_engine(self, model: ClientModel, data: FederatedData, before: dict[str, Any]) -> LocalEngine:
+        """The engine; a resumed run goes on with the one that ``auto`` chose."""
+        settings = self._settings
+        before = before if settings.engine == "auto" else {}
+        return build_engine(
+            settings.engine,
+            model,
+            data,
+            settings.work,
+            self.stack,
+            settings.seed,
+            cohort_size=settings.cohort_size or before.get("cohort_size"),
+            clients_per_round=len(settings.participation.select(1, data.num_clients, settings.seed)),
+            trace_steps=settings.trace_steps,
+            resumed=before.get("name"),
+            ask=self._processes.ask_first,
+        )
+
+    def _open_store(self, folder: Path, data: FederatedData, server: Server) -> ClientStore:
+        kind = self._settings.client_state
+        directory = folder / "clients" if kind == "memmap" else None
+        store = ClientStore(int(data.num_clients), kind, self.device, directory, shard=self.global_rank)
+        if self._settings.buffer_policy == "client" and server.buffers.numel():
+            store.declare("buffers", server.buffers.numel(), server.buffers.dtype, fill=float("nan"))
+        return store
+
+    def _run_rounds(self, run: Run) -> None:
+        """Run the loop, with what people see around it."""
+        loop, done = FederatedLoop(run), run.progress.round
+        self.display.message(_headline(run))
+        if run.engine.compiles:
+            self.display.message("The first rounds compile the local step, for seconds per shape of batch.")
+        if done >= run.max_rounds:
+            self.display.message(
+                f"Nothing to do: round {done} of `max_rounds={run.max_rounds}` is done; raise `trainer.max_rounds` to "
+                "go on."
+            )
+        self.display.start(done + 1, run.max_rounds)
+        run.summary.start()
+        try:
+            loop.run_rounds()
+        finally:
+            self.display.stop()
+            for logger in run.loggers:
+                logger.finalize("success")
+        if run.progress.round:
+            self.display.show(run.summary.render(self.log_dir))
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def _evaluate_once(
         self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None, stage: Stage
     ) -> tuple[dict[str, float], list[Any]]:
+        """Metrics and outputs of a stage, in a new folder."""
         path = self._resolve(ckpt_path)
         state = load_checkpoint(path) if path is not None else None
-        self._prepare(model, datamodule, stage)
-        if not self._evaluator.can(stage):
+        client_model, data = self._prepare(model, datamodule, stage)
+        evaluator = Evaluator(client_model, self._processes)
+        if not evaluator.can(stage):
             raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
         if state is not None:
-            load_weights(model, state, path)
-        self._start_run()
+            _load_weights(model, state, path)
+        self._open_folder(data)
         for callback in self.callbacks:
             callback.setup(self, model, stage=stage)  # type: ignore[arg-type]
         loaders = getattr(datamodule, f"{'val' if stage == 'validate' else stage}_dataloader")()
-        metrics, outputs = self._evaluator.run(stage, loaders)
-        round_number = state["round"] if state is not None else 0
+        metrics, outputs = evaluator.run(stage, loaders)
         for logger in self.loggers if metrics and self.is_global_zero else []:
-            logger.log_metrics(metrics, step=round_number)
+            logger.log_metrics(metrics, step=state["round"] if state is not None else 0)
             logger.finalize("success")
         if metrics:
-            self.summary.update(round_number, metrics)
-            self.display.show(metrics_table(metrics))
+            self.display.show(_metrics_table(metrics))
         return metrics, outputs
 
-    @property
-    def _rank_suffix(self) -> str:
-        return f".rank{self.global_rank}" if self.world_size > 1 else ""
+
+def _as_list(callbacks: list[FederatedCallback] | FederatedCallback | None) -> list[Callback]:
+    """The callbacks as a list; raises ValueError for those whose hooks would not be called."""
+    listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+    for callback in listed:
+        if not isinstance(callback, FederatedCallback | SaveConfigCallback):
+            raise ValueError(f"`callbacks` takes FederatedCallbacks, not {callback!r}: its hooks would not be called.")
+    return list(listed)
 
 
-def metrics_table(metrics: dict[str, float]) -> Any:
+def _headline(run: Run) -> str:
+    cohort = f", cohorts of {run.engine.cohort_size}" if run.engine.name == "vectorized" else ""
+    algorithms = [type(c).__name__ for c in run.callbacks if not c.observes] or ["FedAvg"]
+    observers = [type(c).__name__ for c in run.callbacks if c.observes]
+    return (
+        f"{' + '.join(algorithms + observers)}: {run.num_clients} clients, D = {run.layout.dim:,}, {run.engine.name} "
+        f"engine{cohort}, {run.device}; run folder {run.folder}"
+    )
+
+
+def _load_weights(module: LightningModule, state: dict[str, Any], path: Path | None) -> None:
+    """Take the weights of a checkpoint, for evaluation; raises CheckpointError for those of another model."""
+    try:
+        module.load_state_dict(state["state_dict"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2]).rstrip(". ")
+        raise CheckpointError(
+            f"The weights of {path} do not fit {type(module).__name__}: {reason}. Use the run's own config.yaml."
+        ) from error
+
+
+def _metrics_table(metrics: dict[str, float]) -> Any:
     """A rich table of an evaluation."""
     from rich import box
     from rich.table import Table

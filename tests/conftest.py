@@ -13,8 +13,10 @@ from lfl.aggregation import MeanAggregator
 from lfl.callbacks import FederatedCallback
 from lfl.data import DatasetSource, DirichletPartitioner, FederatedData, FederatedDataModule
 from lfl.data.partition import IndexSets, Partition
+from lfl.federation import Federation
 from lfl.models import MLP, Classifier
 from lfl.participation import FullParticipation, UniformParticipation
+from lfl.run import Run
 from lfl.trainer import FederatedTrainer
 
 
@@ -65,6 +67,16 @@ class SmallCNN(nn.Module):
 def cnn(dropout: float = 0.0, seed: int = 0, **options: Any) -> Classifier:
     torch.manual_seed(seed)
     return Classifier(SmallCNN(dropout), lr=0.1, **options)
+
+
+class Bystander(FederatedCallback):
+    """A callback of a test's own, which keeps the run."""
+
+    run: Run
+
+    def on_run_start(self, federation: Federation) -> None:
+        assert isinstance(federation, Run)
+        self.run = federation
 
 
 def train(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from conftest import Quadratic, QuadraticData, mlp, ragged_data, train, train_quadratic
+from conftest import Bystander, Quadratic, QuadraticData, mlp, ragged_data, train, train_quadratic
 from methods import METHODS, train_method
 from test_buffers import batch_norm, even_data
 from torchmetrics.classification import MulticlassAccuracy
@@ -20,7 +20,8 @@ from lfl.callbacks import FederatedCallback, Scaffold
 from lfl.checkpointing import Checkpointing
 from lfl.models import Classifier
 from lfl.participation import FixedParticipation, FullParticipation
-from lfl.processes.sums import ProcessSums, gather_objects
+from lfl.processes.group import Processes
+from lfl.processes.sums import ProcessSums
 from lfl.round import Cohort, Round
 from lfl.trainer import FederatedTrainer
 
@@ -83,7 +84,7 @@ def with_metrics(folder: Path, devices: int) -> dict[str, Any]:
     return {name: trainer.summary.last(name) for name in ("measured_train", "measured")}
 
 
-class Stop(FederatedCallback):
+class Stop(Bystander):
     """One process asks for the end in round 2, before or after the sums of that round met."""
 
     def __init__(self, hook: str) -> None:
@@ -96,16 +97,16 @@ class Stop(FederatedCallback):
         self._stop(round, "on_round_end")
 
     def _stop(self, round: Round, hook: str) -> None:
-        trainer = round.trainer
-        if hook == self.hook and round.number == 2 and trainer.global_rank == trainer.world_size - 1:
-            trainer.should_stop = True
+        processes = self.run.processes
+        if hook == self.hook and round.number == 2 and processes.rank == processes.count - 1:
+            self.run.stop()
 
 
-class Late(FederatedCallback):
+class Late(Bystander):
     """Declares its slot when it is too late."""
 
     def on_cohort_end(self, cohort: Cohort) -> None:
-        cohort.round.trainer.store.declare("late", 1, torch.float64)
+        self.run.store.declare("late", 1, torch.float64)
 
 
 class Record(FederatedCallback):
@@ -141,17 +142,17 @@ def dealt(folder: Path, devices: int, callbacks: list[FederatedCallback]) -> dic
     with counted() as calls:
         record = Record(calls)
         trainer = train([record, *callbacks], folder / f"dealt-{len(callbacks)}", devices=devices, max_rounds=4)
-    steps = trainer.work.num_steps(trainer.data.client_sizes, trainer.data.batch_size)
+    steps = trainer.run.work.num_steps(trainer.data.client_sizes, trainer.data.batch_size)
     return {
-        "clients": trainer.gather_objects(record.clients),
+        "clients": trainer.run.processes.gather(record.clients),
         "counts": record.counts[2:],  # of rounds 2 and 3
         "steps": steps.tolist(),
     }
 
 
-def sums_of(fabric: Any) -> list[dict[str, Any]]:
+def sums_of(processes: Processes) -> list[dict[str, Any]]:
     """What each of several joins gives, and its collectives; process r brings r + 1."""
-    rank = fabric.global_rank
+    rank = processes.rank
     mine = torch.full((3,), rank + 1.0, dtype=torch.float64)
     one = mine[0]
     turns: list[dict[str, torch.Tensor]] = [
@@ -164,7 +165,7 @@ def sums_of(fabric: Any) -> list[dict[str, Any]]:
         {},
         {"a": mine},
     ]
-    sums, found = ProcessSums(fabric), []
+    sums, found = ProcessSums(processes), []
     for turn in turns:
         with counted() as calls:
             joined = sums.join(turn)
@@ -202,10 +203,10 @@ def on_one_machine(folder: Path) -> dict[str, Any]:
     results["at home"] = dealt(folder, 2, [Scaffold()])
     for hook in ("on_cohort_end", "on_round_end"):
         results[hook] = train([Stop(hook)], folder / hook, devices=2, max_rounds=6).current_round
-    with pytest.raises(RuntimeError, match=r"late.*declare them in `setup`"):
+    with pytest.raises(RuntimeError, match=r"late.*declare them in `on_run_start`"):
         train([Late()], folder / "late", devices=2)
     trainer = quadratic(folder, devices=2)
-    results["sums"] = sums_of(trainer.fabric)
+    results["sums"] = sums_of(trainer.run.processes)
     return results
 
 
@@ -215,7 +216,7 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
     trainers = {method: run(method, folder, **options) for method in ("fedavg", "scaffold-2")}
     trainers["quadratic"] = quadratic(folder, data=QuadraticData(7), module=Quadratic(), **options)
     vectors = {name: trainer.server.vector for name, trainer in trainers.items()}
-    return {"vectors": vectors, "writers": gather_objects(trainers["fedavg"].fabric, written)}
+    return {"vectors": vectors, "writers": trainers["fedavg"].run.processes.gather(written)}
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def test_a_second_client_starts_with_nothing_of_the_first(tmp_path: Path) -> Non
 
 def test_plain_cnn_has_no_buffers(tmp_path: Path) -> None:
     trainer = train([], tmp_path, Classifier(SmallCNN(), lr=0.1), max_rounds=1)
-    assert trainer.server_buffers.numel() == 0
+    assert trainer.server.buffers.numel() == 0
     assert mlp().state_dict().keys()
 
 

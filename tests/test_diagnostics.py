@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Quadratic, cnn, mlp, train, train_quadratic
+from conftest import Bystander, Quadratic, cnn, mlp, train, train_quadratic
 from quadratics import quadratic_data
 from torch import Tensor
 
-from lfl.callbacks import SSF, ClientMomentum, Diagnostics, FederatedCallback
+from lfl.callbacks import SSF, ClientMomentum, Diagnostics
 from lfl.callbacks.diagnostics import agreement, spectrum
 from lfl.checkpointing import Checkpointing
 from lfl.participation import FixedParticipation
@@ -20,7 +20,7 @@ NAMES = ["cosine", "norm_ratio", "drift"]
 SPECTRUM = ["energy_1", "energy_5", "effective_rank"]
 
 
-class Keep(FederatedCallback):
+class Keep(Bystander):
     """The updates of the last round and all steps of the server."""
 
     def on_round_start(self, round) -> None:
@@ -30,7 +30,7 @@ class Keep(FederatedCallback):
         self.updates.append(cohort.params - cohort.round.server)
 
     def on_server_step(self, round) -> None:
-        self.steps = [*getattr(self, "steps", []), round.trainer.server.vector - round.server]
+        self.steps = [*getattr(self, "steps", []), self.run.server.vector - round.server]
 
 
 def logged(trainer, names: list[str], prefix: str = "diag/") -> list[float]:
@@ -102,7 +102,7 @@ def test_logged_when_due_and_nothing_else_changes(tmp_path: Path) -> None:
     assert torch.equal(runs[0].server.vector, runs[2].server.vector)
     assert not [name for name in names_of(runs[0]) if name.startswith("diag/")]
     assert runs[1].summary.last("diag/cosine")[1] == 3
-    options = {"max_rounds": 3, "participation": runs[2].participation}
+    options = {"max_rounds": 3, "participation": runs[2].run.participation}
     third = train([Diagnostics(1, 2)], tmp_path, mlp(), **options)
     for names, prefix in ((NAMES, "diag/"), (SPECTRUM, "diag/trajectory/")):
         assert logged(runs[1], names, prefix) == logged(third, names, prefix)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QuadraticData, cnn, mlp, ragged_data, train, train_quadratic
+from conftest import Bystander, QuadraticData, cnn, mlp, ragged_data, train, train_quadratic
 from lightning.pytorch import LightningModule
 from quadratics import Spy, quadratic_data
 from test_buffers import ONE_ROUND, BatchNormNet, even_data
@@ -43,7 +43,7 @@ def test_without_a_part_it_is_what_is_left_to_the_bit(
     runs = [train(stack, tmp_path, mlp(dropout=0.3), **options) for stack in (fedmrur(**switched_off), left())]
     assert torch.equal(runs[0].server.vector, runs[1].server.vector)
     assert runs[0].ledger.metrics() == runs[1].ledger.metrics()
-    assert runs[0].client_model.global_feature_names == ()
+    assert runs[0].run.model.global_feature_names == ()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -178,12 +178,12 @@ def test_direction_norm_scale_and_order() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_server_moves_by_its_rate_times_the_mean_of_norms(engine: str, tmp_path: Path) -> None:
-    class Norms(FederatedCallback):
+    class Norms(Bystander):
         def on_cohort_end(self, cohort) -> None:
             cohort.round.accumulate("norms", cohort.delta.norm(dim=1).sum())
 
         def on_server_step(self, round) -> None:
-            moved = (round.trainer.server.vector - round.server).norm()
+            moved = (self.run.server.vector - round.server).norm()
             torch.testing.assert_close(moved, 0.7 * round.sums["norms"] / round.num_reported, rtol=1e-12, atol=0)
 
     half = {"server_optimizer": lambda params: torch.optim.SGD(params, lr=0.7)}
@@ -214,7 +214,7 @@ def test_it_keeps_features_near(reduction: str, tmp_path: Path) -> None:
     assert distances[0] > 1.15 * distances[1] > 1.15 * 1.15 * distances[2] > 0
 
 
-class Watch(FederatedCallback):
+class Watch(Bystander):
     """Counts the passes of the frozen model, and how far what they give is from its forward on the same batch."""
 
     global_features = ("backbone",)
@@ -224,7 +224,7 @@ class Watch(FederatedCallback):
         self.furthest = 0.0
 
     def on_cohort_start(self, cohort) -> None:
-        model = cohort.round.trainer.client_model
+        model = self.run.model
         self.steps += int(cohort.num_steps.sum())
         self.cohorts += 1
         if "global_features" not in vars(model):
@@ -293,7 +293,7 @@ def test_the_measured_step_is_the_last_one(engine: str, tmp_path: Path) -> None:
 def test_the_measured_clients_do_not_depend_on_cohorts(tmp_path: Path) -> None:
     """The half of a round's clients with more steps is measured, in its last common step."""
 
-    class Norms(FederatedCallback):
+    class Norms(Bystander):
         def __init__(self) -> None:
             self.steps, self.found = dict[int, int](), dict[int, list[float]]()
 
@@ -371,7 +371,7 @@ def test_rows_of_the_loss_follow_when_a_client_is_dropped(tmp_path: Path) -> Non
 
     options = {"engine": "vectorized", "on_nonfinite": "skip", "max_rounds": 1}
     trainer = train([Spoil(), *fedmrur(), Rows(), Scaffold("I")], tmp_path, cnn(), **options)
-    assert trainer.total_refused == 1
+    assert trainer.run.progress.refused == 1
     assert trainer.server.vector.isfinite().all()
 
 

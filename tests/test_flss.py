@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Quadratic, mlp, train, train_quadratic
+from conftest import Bystander, Quadratic, mlp, train, train_quadratic
 from torch import Tensor
 from two_clients import path_of, two_clients
 
@@ -198,7 +198,7 @@ def test_limits_are_fedavg_to_the_bit(flss: FLSS, engine: str, tmp_path: Path) -
     assert ours.ledger.totals == fedavg.ledger.totals
 
 
-class Watch(FederatedCallback):
+class Watch(Bystander):
     """What a round sends, and how far x leaves the span of the basis of the round, as a share."""
 
     def __init__(self) -> None:
@@ -207,15 +207,15 @@ class Watch(FederatedCallback):
         self.outside: list[float] = []
 
     def on_round_start(self, round: Any) -> None:
-        self.basis = next(c for c in round.trainer.stack if isinstance(c, FLSS)).basis.rows.clone()
+        self.basis = next(c for c in self.run.callbacks if isinstance(c, FLSS)).basis.rows.clone()
 
     def on_server_step(self, round: Any) -> None:
-        moved = (round.trainer.server.vector - round.server)[: self.basis.shape[1]]
+        moved = (self.run.server.vector - round.server)[: self.basis.shape[1]]
         self.outside.append(float((moved - moved @ projector(self.basis)).norm() / moved.norm()))
 
     def on_round_end(self, round: Any) -> None:
-        self.up.append(round.trainer.ledger.up_bits["update"] // 64)
-        self.down.append(round.trainer.ledger.down_bits["model"] // 64)
+        self.up.append(self.run.ledger.up_bits["update"] // 64)
+        self.down.append(self.run.ledger.down_bits["model"] // 64)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_personal_parameters_are_not_followed(tmp_path: Path) -> None:
     assert min(watch.outside[3], watch.outside[1]) > 1e-2
 
 
-class Kept(FederatedCallback):
+class Kept(Bystander):
     """Rows of error feedback before and after each round."""
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class Kept(FederatedCallback):
         self.changed.append(not torch.equal(self.before, self.rows(round)))
 
     def rows(self, round: Any) -> Tensor:
-        store = round.trainer.store
+        store = self.run.store
         return store.gather("sign/error", torch.arange(8)) if "sign/error" in store.slots else torch.empty(0)
 
 

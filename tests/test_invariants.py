@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Quadratic, QuadraticData, mlp, ragged_data, train, train_quadratic
+from conftest import Bystander, Quadratic, QuadraticData, mlp, ragged_data, train, train_quadratic
 from methods import METHODS, train_method
 
 from lfl.aggregation import MeanAggregator
@@ -73,15 +73,15 @@ def test_ssf_with_one_full_gradient_is_projected_gradient_descent(tmp_path: Path
     torch.testing.assert_close(trainer.server.vector, x, rtol=0, atol=1e-14)
 
 
-class Outside(FederatedCallback):
+class Outside(Bystander):
     """Watches the part of x, c and c_i outside the basis of the round."""
 
     def on_round_start(self, round) -> None:
         self.before = None
 
     def coordinates_of(self, round):
-        store, ssf = round.trainer.store, round.trainer.stack[0]
-        everyone = torch.arange(round.trainer.num_clients)
+        store, ssf = self.run.store, self.run.callbacks[0]
+        everyone = torch.arange(self.run.num_clients)
         rows = torch.cat([store.gather("ssf/control", everyone), ssf.control[None]])
         return rows - round.basis.lift(round.basis.project(rows))
 
@@ -90,7 +90,7 @@ class Outside(FederatedCallback):
             self.before = self.coordinates_of(cohort.round)
 
     def on_server_step(self, round) -> None:
-        moved = round.trainer.server.vector - round.server
+        moved = self.run.server.vector - round.server
         assert moved.norm() > 1e-3
         assert (moved - round.basis.lift(round.basis.project(moved))).abs().max() < 1e-15
         assert (self.coordinates_of(round) - self.before).abs().max() < 1e-13
@@ -101,15 +101,15 @@ def test_ssf_leaves_what_is_outside_its_basis(subspace, tmp_path: Path) -> None:
     train([SSF(subspace), Outside()], tmp_path, max_rounds=4)
 
 
-class MeanControl(FederatedCallback):
+class MeanControl(Bystander):
     """Checks c == mean c_i over all clients after every round."""
 
     def __init__(self, slot: str) -> None:
         self.slot = slot
 
     def on_round_end(self, round) -> None:
-        rows = round.trainer.store.gather(self.slot, torch.arange(round.trainer.num_clients))
-        control = round.trainer.stack[0].control
+        rows = self.run.store.gather(self.slot, torch.arange(self.run.num_clients))
+        control = self.run.callbacks[0].control
         assert control.abs().max() > 1e-4
         torch.testing.assert_close(rows.mean(dim=0), control, rtol=0, atol=1e-12)
 

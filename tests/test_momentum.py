@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Quadratic, QuadraticData, mlp, train, train_quadratic
+from conftest import Bystander, Quadratic, QuadraticData, mlp, train, train_quadratic
 from quadratics import Linear, Spy, quadratic_data
 from torch import Tensor
 
@@ -101,9 +101,9 @@ def test_local_momentum_is_divided_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("aggregator", [MeanAggregator("uniform"), MeanAggregator(), NormalizedReaggregation()])
 @pytest.mark.parametrize("source", ["updates", "aggregate"])
 def test_never_longer_than_the_longest_gradient(source: str, aggregator: Any, tmp_path: Path) -> None:
-    class Bound(FederatedCallback):
+    class Bound(Bystander):
         def on_server_step(self, round) -> None:
-            spy, momentum = round.trainer.stack[:2]
+            spy, momentum = self.run.callbacks[:2]
             longest = max(float(g.norm(dim=1).max()) for g in spy.gradients)
             assert 0 < momentum.momentum.norm() <= longest
 

@@ -54,7 +54,7 @@ def test_all_of_the_sampled_clients_is_the_subroutine(tmp_path: Path) -> None:
     fast = train([PersonalParameters(HEAD)], tmp_path, participation=doubling, **options)
     plain = train([PersonalParameters(HEAD)], tmp_path, participation=UniformParticipation(5), **options)
     assert torch.equal(fast.server.vector, plain.server.vector)
-    assert fast.simulated_seconds == plain.simulated_seconds
+    assert fast.run.progress == plain.run.progress
     assert fast.ledger.totals == plain.ledger.totals
 
 
@@ -203,8 +203,8 @@ def test_participants_are_the_fastest_and_the_clock_is_theirs(tmp_path: Path) ->
     trainer = train(
         [], tmp_path, data=ragged_data(20), participation=participation, system=system, max_rounds=7, seed=3
     )
-    assert trainer.simulated_seconds["time"] == pytest.approx(expected, rel=1e-12)
-    assert trainer.summary.last("sim/time")[0] == trainer.simulated_seconds["time"]
+    assert trainer.run.progress.simulated_seconds["time"] == pytest.approx(expected, rel=1e-12)
+    assert trainer.summary.last("sim/time")[0] == trainer.run.progress.simulated_seconds["time"]
 
 
 def test_stages_of_given_lengths() -> None:

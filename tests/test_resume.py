@@ -61,7 +61,7 @@ def test_resumed_equals_unbroken(method: str, engine: str, kind: str, tmp_path: 
     assert files(resumed) == files(unbroken)
     assert resumed.ledger.metrics() == unbroken.ledger.metrics()
     last = [torch.load(Path(t.log_dir) / "checkpoints" / "last.ckpt", weights_only=True) for t in (resumed, unbroken)]
-    for key in ("server", "ledger", "callback_states", "learning_rates", "round"):
+    for key in ("server", "ledger", "callbacks", "learning_rates", "progress"):
         assert str(last[0][key]) == str(last[1][key]), key
     for name in unbroken.store.slots:
         everyone = torch.arange(8)
@@ -125,7 +125,7 @@ def test_best_checkpoint_is_the_best_round(tmp_path: Path) -> None:
     trainer = train([], tmp_path, mlp(), **options)
     best, round_number = trainer.summary.best("val_acc")
     saved = torch.load(Path(trainer.log_dir) / "checkpoints" / "best.ckpt", weights_only=True)
-    assert (saved["round"], saved["best"]) == (round_number, best)
+    assert (saved["round"], saved["checkpointing"]["best"]) == (round_number, best)
 
 
 @pytest.mark.parametrize(

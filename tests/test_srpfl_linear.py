@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import train
+from conftest import Bystander, train
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lfl.callbacks import FederatedCallback, PersonalParameters
+from lfl.callbacks import PersonalParameters
 from lfl.checkpointing import Checkpointing
 from lfl.engine import LocalPhase
 from lfl.participation import DoublingParticipation, FullParticipation
@@ -53,18 +53,18 @@ class GoldenData(LinearRepresentationData):
         return tuple(part[self.round_number].flatten(0, 1)[indices] for part in (self.x, self.y))
 
 
-class Watch(FederatedCallback):
+class Watch(Bystander):
     """Tells the data module which round it is, and keeps what the rounds did."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, Any]] = []
 
     def on_round_start(self, round) -> None:
-        if isinstance(round.trainer.data, GoldenData):
-            round.trainer.data.round_number = round.number
+        if isinstance(self.run.data, GoldenData):
+            self.run.data.round_number = round.number
 
     def on_round_end(self, round) -> None:
-        matrix = round.trainer.server.vector.view(round.trainer.layout.shapes[0]).clone()
+        matrix = self.run.server.vector.view(self.run.layout.shapes[0]).clone()
         metrics = {"dist": round.metrics["val_distance"], "clock": round.metrics.get("sim/time")}
         self.rounds.append({"B": matrix, "participants": round.clients.tolist(), **metrics})
 
@@ -199,7 +199,7 @@ class Regression(LightningModule):
 
 class WatchHeads(Watch):
     def on_round_end(self, round) -> None:
-        trainer = round.trainer
+        trainer = self.run
         heads = trainer.store.gather("personal", torch.arange(N))
         shared = trainer.layout.views(trainer.server.vector)["representation"].clone()
         self.rounds.append({"B": shared, "heads": heads, "participants": round.clients.tolist()})

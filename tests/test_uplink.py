@@ -8,26 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import train
+from conftest import Bystander, train
 from torch import Tensor
 
 from lfl.aggregation import MeanAggregator
 from lfl.callbacks import FLSSGD, FLSSVRG, FederatedCallback, TopK
 from lfl.callbacks.topk import keep_largest
+from lfl.callbacks.uplink_bound import (
+    best_coordinates_channel_sharing,
+    best_coordinates_time_sharing,
+    bound_channel_sharing,
+    bound_time_sharing,
+)
 from lfl.participation import FullParticipation
 from lfl.problems import RobustRegression
 from lfl.problems.base import ProblemData
 from lfl.randomness import client_keys
 from lfl.round import Cohort
 from lfl.subspace.subsets import check_expected, random_subsets, subset_sizes
-from lfl.system import (
-    ChannelSharing,
-    TimeSharing,
-    best_coordinates_channel_sharing,
-    best_coordinates_time_sharing,
-    bound_channel_sharing,
-    bound_time_sharing,
-)
+from lfl.system import ChannelSharing, TimeSharing
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = json.loads((FOLDER / "fl_ssgd.json").read_text())
@@ -58,7 +57,7 @@ class GoldenData(ProblemData):
             yield self.gather(indices)
 
 
-class Tell(FederatedCallback):
+class Tell(Bystander):
     """Tells the data module which round it is, and whether a whole pass is made."""
 
     def __init__(self, data: GoldenData, epoch_rounds: int | None = None) -> None:
@@ -69,7 +68,7 @@ class Tell(FederatedCallback):
         self.data.whole = self.epoch_rounds is not None and (round.number - 1) % self.epoch_rounds == 0
 
     def on_server_step(self, round) -> None:
-        self.path.append(round.trainer.server.vector.clone())
+        self.path.append(self.run.server.vector.clone())
 
 
 class GoldenWeights(MeanAggregator):
@@ -119,9 +118,9 @@ def test_iterates_and_dimensions(method: str, tmp_path: Path) -> None:
     options = {"engine": "vectorized", "participation": FullParticipation(), "aggregator": GoldenWeights()}
     sent = []
 
-    class Count(FederatedCallback):
+    class Count(Bystander):
         def on_round_end(self, round) -> None:
-            sent.append(round.trainer.ledger.up_bits["update"] // 64)
+            sent.append(self.run.ledger.up_bits["update"] // 64)
 
     stack = [*STACKS[method](), tell, Count()]
     train(stack, tmp_path, module, data, max_rounds=DRAWS["T"], local_steps=1, logger=False, **options)
@@ -293,9 +292,13 @@ def test_auto_takes_the_minimiser(system: Any, tmp_path: Path) -> None:
     callback = FLSSGD("auto", gap=1.0, smoothness=1.0, gradient_bound=1.0)
     options = {"participation": FullParticipation(), "local_steps": 1, "max_rounds": 2, "system": system}
     trainer = train([callback], tmp_path, RobustRegression(D, 2.0, lr=0.1), data, **options)
-    expected = system.best_coordinates(1.0, 1.0, 1.0, [1 / 3] * 3, D)
+    bound: Any = (1.0, 1.0, 1.0, [1 / 3] * 3)
+    if isinstance(system, TimeSharing):
+        expected: Any = best_coordinates_time_sharing(*bound, system.rates, D)
+    else:
+        expected = best_coordinates_channel_sharing(*bound, D)
     assert callback._expected.tolist() == pytest.approx(expected)
-    assert trainer.simulated_seconds["uplink_time"] == trainer.summary.last("sim/uplink_time")[0] > 0
+    assert trainer.run.progress.simulated_seconds["uplink_time"] == trainer.summary.last("sim/uplink_time")[0] > 0
     with pytest.raises(ValueError, match="`l=auto` of FLSSGD needs `gap`"):
         FLSSGD("auto")
     with pytest.raises(ValueError, match="needs a `system`"):

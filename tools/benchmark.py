@@ -52,6 +52,7 @@ from lfl.callbacks import (
 )
 from lfl.checkpointing import Checkpointing
 from lfl.data import MNIST5000, DirichletPartitioner, FederatedDataModule
+from lfl.federation import Federation
 from lfl.models import Classifier
 from lfl.participation import UniformParticipation
 from lfl.problems import MatrixRegression, MatrixRegressionData
@@ -104,9 +105,13 @@ class SameRounds(FederatedCallback):
         self.bare, self.largest_difference = bare, 0.0
 
     @override
+    def on_run_start(self, federation: Federation) -> None:
+        self.federation = federation
+
+    @override
     def on_round_end(self, round: Round) -> None:
         self.bare.run_round(round.number)
-        difference = round.trainer.server.vector - self.bare.x.flatten()
+        difference = self.federation.server.vector - self.bare.x.flatten()
         self.largest_difference = max(self.largest_difference, float(difference.abs().max()))
 
 

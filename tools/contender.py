@@ -88,7 +88,7 @@ def run_lfl(workload: Workload, rounds: int, settings: dict[str, Any]) -> dict[s
         )
         trainer.fit(workload.model(), workload.data())
         accuracy = trainer.summary.last("val_acc")
-    peaks = trainer.gather_objects(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peaks = trainer.run.processes.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     engine = trainer.engine
     used = f"{engine.name}, cohorts of {engine.cohort_size}" if engine.name == "vectorized" else engine.name
     return {

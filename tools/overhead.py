@@ -26,6 +26,7 @@ from typing_extensions import override
 from lfl.aggregation import MeanAggregator
 from lfl.callbacks import FederatedCallback
 from lfl.data import MNIST5000, Digits, DirichletPartitioner, FederatedDataModule
+from lfl.federation import Federation
 from lfl.models import MLP, Classifier, McMahanCNN
 from lfl.participation import UniformParticipation
 from lfl.round import Round
@@ -48,12 +49,16 @@ class TakeTurns(FederatedCallback):
         self.largest_difference = 0.0
 
     @override
+    def on_run_start(self, federation: Federation) -> None:
+        self.federation = federation
+
+    @override
     def on_round_end(self, round: Round) -> None:
         started = time.perf_counter()
         expected = self.loop.run_round(round.number)
         self.loop_seconds.append(time.perf_counter() - started)
         self.trainer_seconds.append(float(round.metrics["time/train_s"]))
-        difference = float((round.trainer.server.vector - expected).abs().max())
+        difference = float((self.federation.server.vector - expected).abs().max())
         self.largest_difference = max(self.largest_difference, difference)
 
 

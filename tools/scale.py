@@ -41,6 +41,7 @@ from typing_extensions import override
 from lfl.aggregation import MeanAggregator
 from lfl.callbacks import FederatedCallback, Scaffold
 from lfl.data import DatasetSource, DirichletPartitioner, FederatedDataModule, IIDPartitioner
+from lfl.federation import Federation
 from lfl.models import MLP, Classifier
 from lfl.participation import UniformParticipation
 from lfl.round import Round
@@ -127,11 +128,15 @@ class Meter(FederatedCallback):
         self.marks.append(time.perf_counter())
 
     @override
+    def on_run_start(self, federation: Federation) -> None:
+        self.federation = federation
+
+    @override
     def on_round_end(self, round: Round) -> None:
         self.marks.append(time.perf_counter())
         self.resident.append(_resident())
         self.seconds.append(float(round.metrics["time/train_s"]))
-        self.state_bytes = round.trainer.store.nbytes
+        self.state_bytes = self.federation.store.nbytes
 
 
 def run(job: Job) -> Measurement:

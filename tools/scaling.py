@@ -42,6 +42,7 @@ from typing_extensions import override
 
 from lfl.callbacks import FederatedCallback
 from lfl.data import Digits, FederatedDataModule, IIDPartitioner, IndexSets, Partition
+from lfl.federation import Federation
 from lfl.models import MLP, Classifier
 from lfl.participation import UniformParticipation
 from lfl.round import Round
@@ -110,6 +111,10 @@ class Stopwatch(FederatedCallback):
         self._until = math.inf
 
     @override
+    def on_run_start(self, federation: Federation) -> None:
+        self.federation = federation
+
+    @override
     def on_round_end(self, round: Round) -> None:
         if len(self.marks) == WARM_UP:
             self._until = time.perf_counter() + self.limit
@@ -117,7 +122,7 @@ class Stopwatch(FederatedCallback):
                 self.profile.enable()
         self.marks.append(self.clock())
         if time.perf_counter() > self._until and len(self.marks) > WARM_UP + LEAST_ROUNDS:
-            round.trainer.should_stop = True
+            self.federation.stop()
             if self.profile is not None:
                 self.profile.disable()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from lfl.callbacks import FederatedCallback
+from lfl.federation import Federation
 from lfl.round import Round
 
 
@@ -22,7 +23,11 @@ class StopAtGradientNorm(FederatedCallback):
         self.norm, self.loss = norm, loss
 
     @override
+    def on_run_start(self, federation: Federation) -> None:
+        self.federation = federation
+
+    @override
     def on_round_end(self, round: Round) -> None:
         found = round.metrics.get("val_relative_gradient_norm")
         if found is not None and (float(found) <= self.norm or not float(round.metrics["val_loss"]) <= self.loss):
-            round.trainer.should_stop = True
+            self.federation.stop()

@@ -1,6 +1,6 @@
 """The server's side of a round: the global model as one vector, and the optimizer that moves it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,29 @@ ServerOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 
 
 class Server:
-    """Holds x [D] and steps it on the negated aggregate: ``x+ = x + server_lr * update`` for SGD.
+    """Holds the global model, and steps x on the negated aggregate: ``x+ = x + server_lr * update`` for SGD.
 
     Args:
         vector: the initial x [D]; copied.
         optimizer: builds a torch optimizer of the one flat parameter. SGD(lr=1) is FedAvg, SGD with momentum FedAvgM.
+        buffers: the model's floating-point buffers [B]; none by default.
+        counters: its integer buffers.
+
+    Attributes:
+        buffers: as they are now [B].
+        counters: as they are now.
     """
 
-    def __init__(self, vector: Tensor, optimizer: ServerOptimizer) -> None:
+    def __init__(
+        self,
+        vector: Tensor,
+        optimizer: ServerOptimizer,
+        buffers: Tensor | None = None,
+        counters: Sequence[Tensor] = (),
+    ) -> None:
         self._parameter = torch.nn.Parameter(vector.clone())
+        self.buffers = vector.new_empty(0) if buffers is None else buffers
+        self.counters = list(counters)
         try:
             self.optimizer = optimizer([self._parameter])
         except (TypeError, ValueError) as error:
@@ -50,11 +64,27 @@ class Server:
         self.optimizer.step()
         self._parameter.grad = None
 
+    def move_buffers(self, movement: Tensor) -> None:
+        """Add to the floating-point buffers [B] what the clients moved them by on average, in float64."""
+        self.buffers = (self.buffers.double() + movement).to(self.buffers.dtype)
+
+    def set_counters(self, values: Tensor) -> None:
+        """Replace the integer buffers by those in one vector [n]."""
+        parts = zip(values.split([counter.numel() for counter in self.counters]), self.counters, strict=True)
+        self.counters = [part.reshape(counter.shape).to(counter.dtype) for part, counter in parts]
+
     def state_dict(self) -> dict[str, Any]:
-        """X and the optimizer's state."""
-        return {"vector": self.vector.cpu().clone(), "optimizer": self.optimizer.state_dict()}
+        """X, the optimizer's state, and the buffers."""
+        return {
+            "vector": self.vector.cpu().clone(),
+            "optimizer": self.optimizer.state_dict(),
+            "buffers": self.buffers.cpu().clone(),
+            "counters": [counter.cpu().clone() for counter in self.counters],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.vector.copy_(state["vector"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.buffers = state["buffers"].to(self.vector.device)
+        self.counters = [counter.to(self.vector.device) for counter in state["counters"]]

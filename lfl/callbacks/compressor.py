@@ -5,7 +5,7 @@ Schemes", ICML 2019, https://arxiv.org/abs/1901.09847, Algorithm 2 with the move
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lfl.callback import FederatedCallback, overrides
 from lfl.comm import Payload
+from lfl.federation import Federation
 from lfl.round import Cohort
 
 Scope = Literal["global", "tensor"]
@@ -52,11 +53,10 @@ class Compressor(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._store, self._layout = trainer.store, trainer.layout
-            if self.error_feedback:
-                self._store.reserve(self.slot)
+    def on_run_start(self, federation: Federation) -> None:
+        self._store, self._layout = federation.store, federation.layout
+        if self.error_feedback:
+            self._store.reserve(self.slot)
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:

@@ -8,9 +8,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callback import FederatedCallback
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _SUMS = "diag"
+_SUMMED = ("update", "direction", "moved", "norm", "square")
 
 
 class Diagnostics(FederatedCallback):
@@ -44,11 +46,11 @@ class Diagnostics(FederatedCallback):
         self._steps, self._products = torch.empty(0), torch.empty(0)
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            server = trainer.server.vector
-            self._steps = server.new_zeros(self.trajectory, len(server))
-            self._products = server.new_zeros(self.trajectory, self.trajectory, dtype=torch.float64)
+    def on_run_start(self, federation: Federation) -> None:
+        self._server = federation.server
+        x = federation.server.vector
+        self._steps = x.new_zeros(self.trajectory, len(x))
+        self._products = x.new_zeros(self.trajectory, self.trajectory, dtype=torch.float64)
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
@@ -71,7 +73,7 @@ class Diagnostics(FederatedCallback):
     def on_server_step(self, round: Round) -> None:
         if self.trajectory == 0:
             return
-        step = round.trainer.server.vector - round.server
+        step = self._server.vector - round.server
         slot = (round.number - 1) % self.trajectory
         self._steps[slot] = step
         # Row by row: a copy of all steps in float64 would be twice as large as they are.
@@ -83,7 +85,8 @@ class Diagnostics(FederatedCallback):
         if not self._is_due(round):
             return
         if round.num_reported:
-            for name, value in agreement(round.take(f"{_SUMS}/"), round.num_reported).items():
+            sums = {name: round.sums[f"{_SUMS}/{name}"] for name in _SUMMED}
+            for name, value in agreement(sums, round.num_reported).items():
                 round.log(f"diag/{name}", value)
         if self.trajectory:
             for name, value in spectrum(self._products).items():

@@ -11,7 +11,7 @@ def extra_pass(cohort: Cohort, gradient: Gradient) -> Gradient:
 
     It is ``gradient`` itself where the training step changes no buffers.
     """
-    model = cohort.round.trainer.client_model
+    model = cohort.model
     if not model.changed_buffers:
         return gradient
 

@@ -3,7 +3,7 @@
 The update is that of the authors' public code (github.com/JimmyAwoe/FedSub) for orthonormal bases.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jsonargparse import lazy_instance
@@ -14,6 +14,7 @@ from typing_extensions import override
 from lfl.arguments import own
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.client.layout import ParameterLayout
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
@@ -57,18 +58,16 @@ class FedSub(FederatedCallback):
         refuse_lossy_codecs("FedSub", stack)
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._trainer = trainer
-            rank = self.subspace.check(trainer.layout)
-            trainer.store.declare(_DUAL, rank, trainer.layout.dtype)
-            if self.variant == "stale":
-                trainer.store.declare(_LAST, rank, trainer.layout.dtype)
-            # When a dual was written: the number of refreshes before, and the learning rate.
-            trainer.store.declare(_CLOCK, 2, torch.float64)
-            self._bases = RefreshedBasis(
-                self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device
-            )
+    def on_run_start(self, federation: Federation) -> None:
+        layout, store = federation.layout, federation.store
+        self._federation, self._store = federation, store
+        rank = self.subspace.check(layout)
+        store.declare(_DUAL, rank, layout.dtype)
+        if self.variant == "stale":
+            store.declare(_LAST, rank, layout.dtype)
+        # When a dual was written: the number of refreshes before, and the learning rate.
+        store.declare(_CLOCK, 2, torch.float64)
+        self._bases = RefreshedBasis(self.subspace, self.refresh_every, layout, federation.seed, federation.device)
 
     @override
     def coordinates(self, round: Round) -> Basis:
@@ -93,39 +92,41 @@ class FedSub(FederatedCallback):
         """``lambda_i + z_i``; what is left, ``- zbar``, is known when all clients have reported."""
         self._write(cohort.ids, cohort.rows["dual"] + cohort.values, cohort.round.number)
         if self.variant == "stale":
-            self._trainer.store.scatter(_LAST, cohort.ids, cohort.values)
+            self._store.scatter(_LAST, cohort.ids, cohort.values)
 
     @override
     def on_server_step(self, round: Round) -> None:
-        store = self._trainer.store
+        store = self._store
+        mean = round.update_coordinates  # zbar
+        if mean is None:
+            return
         for ids in round.reported:
-            store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - round.update_coordinates)
-        if self.variant == "stale" and round.update_coordinates is not None:
+            store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - mean)
+        if self.variant == "stale":
             ids = self._absent(round)
-            moved: Tensor = store.gather(_LAST, ids) - round.update_coordinates
+            moved = store.gather(_LAST, ids) - mean
             self._write(ids, self._duals(ids, round.number) + moved, round.number)
 
     def _duals(self, ids: Tensor, round_number: int) -> Tensor:
         """Lambda of some clients [C, R], in the basis and for the learning rate of a round."""
-        store = self._trainer.store
+        store = self._store
         dual: Tensor = store.gather(_DUAL, ids)
         clock = store.gather(_CLOCK, ids)
         self._carry(dual, clock[:, 0].long(), self._bases.period(round_number))
-        rate = self._trainer.learning_rates.lr
+        rate = self._federation.rates.lr
         ratio = torch.where(clock[:, 1] > 0, rate / clock[:, 1].clamp(min=torch.finfo(clock.dtype).tiny), 1.0)
         dual *= ratio[:, None].to(dual.dtype)
         return dual
 
     def _write(self, ids: Tensor, dual: Tensor, round_number: int) -> None:
-        self._trainer.store.scatter(_DUAL, ids, dual)
-        clock = [float(self._bases.period(round_number)), self._trainer.learning_rates.lr]
-        self._trainer.store.scatter(_CLOCK, ids, torch.tensor(clock, dtype=torch.float64).expand(len(ids), 2))
+        self._store.scatter(_DUAL, ids, dual)
+        clock = [float(self._bases.period(round_number)), self._federation.rates.lr]
+        self._store.scatter(_CLOCK, ids, torch.tensor(clock, dtype=torch.float64).expand(len(ids), 2))
 
     def _absent(self, round: Round) -> Tensor:
         """Ids of this process's clients that have data and are not in the round's aggregate."""
-        fabric = self._trainer.fabric
-        absent: Tensor = self._trainer.data.client_sizes > 0
-        absent &= torch.arange(len(absent)) % fabric.world_size == fabric.global_rank
+        absent = self._federation.data.client_sizes > 0
+        absent &= self._federation.processes.at_home(torch.arange(len(absent)))
         for ids in round.reported:
             absent[ids] = False
         return absent.nonzero().squeeze(1)

@@ -3,19 +3,20 @@
 "Communication-efficient Subspace Methods for High-dimensional Federated Learning", Algorithm 1.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
 from lfl.callback import FederatedCallback
+from lfl.callbacks.uplink_bound import best_coordinates_channel_sharing, best_coordinates_time_sharing
 from lfl.client.layout import ParameterLayout
 from lfl.comm import Payload
-from lfl.randomness import client_keys
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace.subsets import check_expected, random_subsets
-from lfl.system import Uplink
+from lfl.system import ChannelSharing, TimeSharing
 
 
 class FLSSGD(FederatedCallback):
@@ -54,18 +55,22 @@ class FLSSGD(FederatedCallback):
             check_expected(values, layout.dim, len(values))
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            chosen = self._choose(trainer) if self.l == "auto" else self.l
-            self._expected = check_expected(chosen, trainer.layout.dim, trainer.num_clients)
+    def on_run_start(self, federation: Federation) -> None:
+        self._federation = federation
+        chosen = self._choose(federation) if self.l == "auto" else self.l
+        self._expected = check_expected(chosen, federation.layout.dim, federation.num_clients)
 
-    def _choose(self, trainer: Any) -> list[float]:
-        weights = trainer.aggregator.weights(trainer.data.client_sizes)
-        if not isinstance(trainer.system, Uplink):
-            raise ValueError("`l=auto` of FLSSGD needs a `system`: TimeSharing or ChannelSharing.")
+    def _choose(self, federation: Federation) -> list[float]:
+        """The l_i that minimise the paper's bound under the simulated system."""
+        weights, system = federation.aggregator.weights(federation.data.client_sizes), federation.system
         gap, smoothness, bound = (float(value or 0) for value in (self.gap, self.smoothness, self.gradient_bound))
-        shares = (weights / weights.sum()).tolist()
-        return trainer.system.best_coordinates(gap, smoothness, bound, shares, trainer.layout.dim)
+        shares, dim = (weights / weights.sum()).tolist(), federation.layout.dim
+        if isinstance(system, TimeSharing):
+            rates = system.rates if isinstance(system.rates, list) else [system.rates] * len(shares)
+            return best_coordinates_time_sharing(gap, smoothness, bound, shares, rates, dim)
+        if isinstance(system, ChannelSharing):
+            return list(best_coordinates_channel_sharing(gap, smoothness, bound, shares, dim))
+        raise ValueError("`l=auto` of FLSSGD needs a `system`: TimeSharing or ChannelSharing.")
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
@@ -77,9 +82,8 @@ class FLSSGD(FederatedCallback):
 
     def masks(self, cohort: Cohort, dim: int) -> Tensor:
         """The coordinates of each client in this round, [C, dim] (bool)."""
-        device = cohort.values.device
-        keys = client_keys(cohort.ids.to(device), cohort.round.trainer.seed, "fl-ssgd", cohort.round.number)
-        return random_subsets(keys, self._expected[cohort.ids].to(device), dim)
+        keys = self._federation.keys(cohort.ids, "fl-ssgd", cohort.round.number)
+        return random_subsets(keys, self._expected[cohort.ids].to(keys.device), dim)
 
     @override
     def decode(self, round: Round, values: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ from typing_extensions import override
 
 from lfl.callback import FederatedCallback, Gradient
 from lfl.client.layout import ParameterLayout
-from lfl.comm import Payload
+from lfl.comm import Message, Payload
+from lfl.federation import Federation
 from lfl.randomness import client_keys
 from lfl.round import Cohort, Round
 from lfl.subspace.subsets import check_expected, random_subsets, subset_sizes
 
-_SLOT = "fl-ssvrg/projections"
+_SLOT, _REFERENCE = "fl-ssvrg/projections", "fl-ssvrg/reference"
 
 
 class FLSSVRG(FederatedCallback):
@@ -54,19 +55,17 @@ class FLSSVRG(FederatedCallback):
         check_expected(values, layout.dim, len(values), "l_i")
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit":
-            return
-        if not trainer.participation.holds(self.epoch_rounds):
+    def on_run_start(self, federation: Federation) -> None:
+        if not federation.participation.holds(self.epoch_rounds):
             raise ValueError(
                 f"FLSSVRG needs the same participants for the `epoch_rounds={self.epoch_rounds}` of an epoch: use "
                 f"FullParticipation, or UniformParticipation with `rounds_per_draw={self.epoch_rounds}`."
             )
-        self._trainer, self._dim, self._ends = trainer, trainer.layout.dim, (-1, [])
-        self._expected = check_expected(self.l_i, self._dim, trainer.num_clients, "l_i")
-        self.reference = torch.zeros_like(trainer.server.vector)
+        self._federation, self._dim, self._ends = federation, federation.layout.dim, (-1, [])
+        self._expected = check_expected(self.l_i, self._dim, federation.num_clients, "l_i")
+        self.reference = torch.zeros_like(federation.server.vector)
         self._width = math.ceil(self.l) * (self.epoch_rounds - 1)  # sum_k tau_k, where l is whole
-        trainer.store.declare(_SLOT, self._width, trainer.layout.dtype)
+        federation.store.declare(_SLOT, self._width, federation.layout.dtype)
 
     @override
     def on_round_start(self, round: Round) -> None:
@@ -74,10 +73,15 @@ class FLSSVRG(FederatedCallback):
             self.reference = round.server.clone()
 
     @override
+    def on_download(self, message: Message) -> None:
+        # The model of the epoch's first round, in which all its participants took part: they keep it.
+        message.derive(_REFERENCE, self.reference)
+
+    @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self._position(cohort.round) == 0:
             return cohort.full_gradient
-        reference = self.reference
+        reference = cohort.received[_REFERENCE]
 
         def difference(params: Tensor) -> Tensor:
             now = gradient(params)
@@ -87,7 +91,7 @@ class FLSSVRG(FederatedCallback):
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        rows, store = payload.values, self._trainer.store
+        rows, store = payload.values, self._federation.store
         epoch, position = self._epoch(cohort.round), self._position(cohort.round)
         scale = self._dim / self.l
         bits_per_float = rows.element_size() * 8
@@ -125,9 +129,8 @@ class FLSSVRG(FederatedCallback):
 
     def own_masks(self, cohort: Cohort) -> Tensor:
         """The coordinates P_ki of each client in this round, [C, D] (bool)."""
-        device = cohort.values.device
-        keys = client_keys(cohort.ids.to(device), self._trainer.seed, "fl-ssvrg", cohort.round.number)
-        return random_subsets(keys, self._expected[cohort.ids].to(device), self._dim)
+        keys = self._federation.keys(cohort.ids, "fl-ssvrg", cohort.round.number)
+        return random_subsets(keys, self._expected[cohort.ids].to(keys.device), self._dim)
 
     def _epoch(self, round: Round) -> int:
         return (round.number - 1) // int(self.epoch_rounds)
@@ -136,13 +139,11 @@ class FLSSVRG(FederatedCallback):
         return (round.number - 1) % int(self.epoch_rounds)
 
     def _shared_key(self, epoch: int, position: int) -> Tensor:
-        device = self._trainer.device
-        return client_keys(
-            torch.zeros(1, dtype=torch.int64, device=device), self._trainer.seed, "ssvrg", epoch, position
-        )
+        everybody = torch.zeros(1, dtype=torch.int64, device=self._federation.device)
+        return client_keys(everybody, self._federation.seed, "ssvrg", epoch, position)
 
     def _shared_size(self) -> Tensor:
-        return torch.tensor([self.l], dtype=torch.float64, device=self._trainer.device)
+        return torch.tensor([self.l], dtype=torch.float64, device=self._federation.device)
 
     def _stored_sizes(self, epoch: int) -> Tensor:
         """tau_k of the rounds 1 to K - 1 of an epoch."""

@@ -15,8 +15,12 @@ from typing_extensions import override
 from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.comm import Message, Payload
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
+from lfl.subspace.dense import DenseBasis
 from lfl.subspace.streaming import StreamingBasis
+
+_BASIS = "flss/basis"
 
 
 class FLSS(FederatedCallback):
@@ -96,14 +100,13 @@ class FLSS(FederatedCallback):
                 )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit":
-            return
-        self._trainer, personal = trainer, trainer.ledger.personal
-        self._shared = slice(None) if personal is None else (~personal).nonzero().squeeze(1).to(trainer.device)
-        self.basis = StreamingBasis(self.rank, trainer.server.vector[self._shared])
+    def on_run_start(self, federation: Federation) -> None:
+        self._server, self._ledger = federation.server, federation.ledger
+        shared = federation.ledger.shared  # a mask, where some parameters never leave the clients
+        self._shared = slice(None) if shared is None else shared.nonzero().squeeze(1).to(federation.device)
+        self.basis = StreamingBasis(self.rank, federation.server.vector[self._shared])
         self._moves: list[Tensor] = []
-        self._iterates_held = torch.zeros(trainer.num_clients, dtype=torch.int64)
+        self._iterates_held = torch.zeros(federation.num_clients, dtype=torch.int64)
         self._uploaded = 0.0
 
     @override
@@ -112,24 +115,27 @@ class FLSS(FederatedCallback):
 
     @override
     def on_download(self, message: Message) -> None:
-        ledger, number, clients = self._trainer.ledger, self._round.number, self._round.invited
+        # From the server's moves, which they were sent and charged for: clients run SLDS as the server does.
+        message.derive(_BASIS, self.basis.rows)
+        ledger, number, clients = self._ledger, self._round.number, self._round.invited
         model_bits = ledger.bits_of(message.payloads["model"])
         if number > self.warmup_rounds:
             message.charge("model", self._bits_to_follow(clients, model_bits))
         else:
             self._iterates_held[clients] += 1
         # From coefficients alone a client can follow plain SGD only.
-        is_short = self.ends_encoding(self._round) and self._trainer.server.is_plain_sgd
+        is_short = self.ends_encoding(self._round) and self._server.is_plain_sgd
         ledger.record_increment("flss", self._bits(self.basis.rank) if is_short else model_bits, number)
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self.project == "updates" or not self._is_projected(cohort.round):
             return gradient
+        basis = DenseBasis(cohort.received[_BASIS])
 
         def projected(params: Tensor) -> Tensor:
             gradients = gradient(params)
-            gradients[:, self._shared] = self.basis.lift(self.basis.project(gradients[:, self._shared]))
+            gradients[:, self._shared] = basis.lift(basis.project(gradients[:, self._shared]))
             return gradients
 
         return projected
@@ -140,14 +146,15 @@ class FLSS(FederatedCallback):
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        if payload.values.shape[1] != self.basis.dim:
+        basis = DenseBasis(cohort.received[_BASIS])
+        if payload.values.shape[1] != basis.dim:
             raise ValueError(
-                f"FLSS follows {self.basis.dim} numbers of the server, but the codecs before it leave "
+                f"FLSS follows {basis.dim} numbers of the server, but the codecs before it leave "
                 f"{payload.values.shape[1]} of an update: put them behind it."
             )
         if not self.ends_encoding(cohort.round):
             return payload
-        return Payload(self.basis.project(payload.values), self._bits(self.basis.rank))
+        return Payload(basis.project(payload.values), self._bits(basis.rank))
 
     @override
     def decode(self, round: Round, values: Tensor) -> Tensor:
@@ -161,7 +168,7 @@ class FLSS(FederatedCallback):
             return
         is_warmup = round.number <= self.warmup_rounds
         if round.update is not None and (is_warmup or self._is_sampled(round)):
-            moved = (self._trainer.server.vector - round.server)[self._shared]
+            moved = (self._server.vector - round.server)[self._shared]
             if not is_warmup:
                 self.basis.update(moved, self.attenuation)
             elif self.warmup == "stream":
@@ -175,7 +182,7 @@ class FLSS(FederatedCallback):
     @override
     def on_round_end(self, round: Round) -> None:
         if round.number > self.warmup_rounds and round.num_reported:
-            bits = self._trainer.ledger.up_bits["update"] / round.num_reported
+            bits = self._ledger.up_bits["update"] / round.num_reported
             self._uploaded += bits / self._bits(1)
         round.log("flss/rank", float(self.basis.rank))
         round.log("flss/paper_upload", self._uploaded)
@@ -202,18 +209,17 @@ class FLSS(FederatedCallback):
         return since > 0 and self.sample_every not in (None, 0) and since % self.sample_every == 0
 
     def _is_projected(self, round: Round) -> bool:
-        """Asked before the server's step, which may change the rank."""
-        return round.number > self.warmup_rounds and self.basis.rank > 0 and not self._is_sampled(round)
+        """Whether clients send coefficients in this round, or project their gradients."""
+        has_basis = len(round.message.contents[_BASIS]) > 0
+        return round.number > self.warmup_rounds and has_basis and not self._is_sampled(round)
 
     def _bits(self, count: int) -> int:
-        return count * int(self._trainer.server.vector.element_size()) * 8
+        return count * int(self._server.vector.element_size()) * 8
 
     def _bits_to_follow(self, clients: Tensor, model_bits: int) -> Tensor:
         """Bits [M] that bring each client up to x, P and Sigma after warm-up: replay, or the whole of them."""
-        ledger, first = self._trainer.ledger, self.warmup_rounds
-        cumulative = ledger.replay["flss"]  # bits of what rounds 1 to t changed in x
-        last = ledger.last_round[clients]
+        last, first = self._ledger.last_round[clients], self.warmup_rounds
         iterates = torch.where(last > first, 0, first + 1 - self._iterates_held[clients])
-        since = torch.where(last > first, last - 1, first).tolist()
-        replay: Tensor = iterates * model_bits + cumulative[-1] - torch.tensor([cumulative[t] for t in since])
+        since = torch.where(last > first, last - 1, first)
+        replay = iterates * model_bits + self._ledger.bits_since("flss", since)
         return replay.clamp(max=model_bits * (self.basis.rank + 1) + self._bits(self.basis.rank))

@@ -6,7 +6,7 @@ NeurIPS 2023, https://arxiv.org/abs/2311.05924. The distance is that of M. T. La
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -18,6 +18,7 @@ from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient
 from lfl.callbacks.extra_pass import extra_pass
 from lfl.client.step import ClientStep
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _NAME = "HyperbolicRegularization"
@@ -76,8 +77,8 @@ class HyperbolicRegularization(FederatedCallback):
         self.features = self.global_features = (layer,) if gamma else ()
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._warned = False
+    def on_run_start(self, federation: Federation) -> None:
+        self._federation, self._warned = federation, False
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
@@ -105,7 +106,7 @@ class HyperbolicRegularization(FederatedCallback):
         if self.gamma == 0 or not every or (cohort.round.number - 1) % every:
             return gradient
         aside, phase = extra_pass(cohort, gradient), cohort.phases[-1]
-        chosen = _measured_step(cohort.round)
+        chosen = _measured_step(cohort.round, self._federation)
 
         def measured(params: Tensor) -> Tensor:
             gradients = gradient(params)
@@ -171,11 +172,10 @@ def _split_distance(a: Tensor, b: Tensor, w: Tensor, beta: float) -> Tensor:
     return distance
 
 
-def _measured_step(round: Round) -> int:
+def _measured_step(round: Round, federation: Federation) -> int:
     """The last step that at least half of the round's clients take: the same for all cohorts and processes."""
-    trainer = round.trainer
-    sizes = trainer.data.client_sizes[round.clients]
-    return int(trainer.work.phases[-1].num_steps(sizes, trainer.data.batch_size).median()) - 1
+    sizes = federation.data.client_sizes[round.clients]
+    return int(federation.work.phases[-1].num_steps(sizes, federation.data.batch_size).median()) - 1
 
 
 def _gradient_norms(cohort: Cohort, gradient: Gradient, params: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from lfl.arguments import check_choice
 from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.comm import Message
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _MOVED, _WEIGHT = "momentum/moved", "momentum/weight"
@@ -73,10 +74,9 @@ class ClientMomentum(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._aggregator = trainer.aggregator
-            self.momentum = torch.zeros_like(trainer.server.vector)
+    def on_run_start(self, federation: Federation) -> None:
+        self._aggregator = federation.aggregator
+        self.momentum = torch.zeros_like(federation.server.vector)
 
     @override
     def on_download(self, message: Message) -> None:
@@ -87,11 +87,11 @@ class ClientMomentum(FederatedCallback):
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self.alpha == 1:
             return gradient
-        rest = 1 - self.alpha
+        rest, momentum = 1 - self.alpha, cohort.received["momentum"]
         decay = cohort.optimizer.weight_decay() if self.decay_inside else None
 
         def mixed(params: Tensor) -> Tensor:
-            mix = gradient(params).mul_(self.alpha).add_(self.momentum, alpha=rest)
+            mix = gradient(params).mul_(self.alpha).add_(momentum, alpha=rest)
             # The optimizer adds all of `wd y`: leave alpha of it.
             return mix if decay is None else mix.sub_(rest * decay * params)
 

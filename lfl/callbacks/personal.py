@@ -5,15 +5,14 @@ Learning", ICML 2021 (FedRep: the head is personal); P. P. Liang et al., "Think 
 the features are). Which parameters are trained when is said by the trainer's ``local_phases``.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.callback import FederatedCallback, Gradient
 from lfl.client.layout import ParameterLayout
 from lfl.comm import Message, Payload
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _SLOT = "personal"
@@ -50,14 +49,12 @@ class PersonalParameters(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit":
-            return
-        self._store = trainer.store
-        mask = trainer.layout.select(self.parameters)
-        self._personal, self._shared = (rows.nonzero().squeeze(1).to(trainer.device) for rows in (mask, ~mask))
-        self._store.declare(_SLOT, len(self._personal), trainer.layout.dtype, fill=float("nan"))
-        trainer.ledger.personal = mask
+    def on_run_start(self, federation: Federation) -> None:
+        self._store = federation.store
+        mask = federation.layout.select(self.parameters)
+        self._personal, self._shared = (rows.nonzero().squeeze(1).to(federation.device) for rows in (mask, ~mask))
+        self._store.declare(_SLOT, len(self._personal), federation.layout.dtype, fill=float("nan"))
+        federation.ledger.keep_on_clients(mask)
 
     @override
     def on_download(self, message: Message) -> None:
@@ -92,12 +89,3 @@ class PersonalParameters(FederatedCallback):
         whole = values.new_zeros(*values.shape[:-1], len(round.server))
         whole[..., self._shared] = values
         return whole
-
-
-def personalized(stack: list[FederatedCallback], ids: Tensor, server: Tensor) -> Tensor:
-    """The models of clients ``ids`` [C]: x [D] with what belongs to each, [C, D]."""
-    params = server.repeat(len(ids), 1)
-    for callback in stack:
-        if overrides(callback, "personalize"):
-            callback.personalize(ids, params)
-    return params

@@ -3,8 +3,6 @@
 S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, https://arxiv.org/abs/1809.07599.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -13,7 +11,7 @@ from lfl.callbacks.compressor import Compressor
 from lfl.callbacks.topk import check_entries, count_entries
 from lfl.client.layout import ParameterLayout
 from lfl.comm import Payload
-from lfl.randomness import client_keys
+from lfl.federation import Federation
 from lfl.round import Cohort
 from lfl.subspace.subsets import random_subsets
 
@@ -41,16 +39,16 @@ class RandomK(Compressor):
         count_entries(self.k, torch.zeros(1, dtype=torch.int64), layout.dim)
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            check_entries(self.k, trainer.num_clients)
+    def on_run_start(self, federation: Federation) -> None:
+        super().on_run_start(federation)
+        check_entries(self.k, federation.num_clients)
+        self._federation = federation
 
     @override
     def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
         ids, width = cohort.ids.to(rows.device), rows.shape[1]
         counts = torch.as_tensor(count_entries(self.k, ids, width), device=rows.device).expand(len(rows))
-        keys = client_keys(ids, cohort.round.trainer.seed, "random-k", cohort.round.number)
+        keys = self._federation.keys(ids, "random-k", cohort.round.number)
         mask = random_subsets(keys, counts.double(), width)
         sent = rows.masked_fill(~mask, 0)
         if not self.error_feedback:

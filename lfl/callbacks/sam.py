@@ -5,8 +5,6 @@ ICLR 2021, https://arxiv.org/abs/2010.01412; on clients: Z. Qu, X. Li, R. Duan, 
 Federated Learning via Sharpness Aware Minimization", ICML 2022, https://arxiv.org/abs/2206.02618.
 """
 
-from typing import Any
-
 import torch
 from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
@@ -15,6 +13,7 @@ from typing_extensions import override
 from lfl.arguments import check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.callbacks.extra_pass import extra_pass
+from lfl.federation import Federation
 from lfl.round import Cohort
 
 
@@ -45,9 +44,9 @@ class SharpnessAware(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit" and self.rho and trainer.client_model.logged_metrics:
-            metric = trainer.client_model.logged_metrics[0]
+    def on_run_start(self, federation: Federation) -> None:
+        if self.rho and federation.model.logged_metrics:
+            metric = federation.model.logged_metrics[0]
             raise ValueError(
                 f"The training step logs the Metric object {metric!r}, which would also count the second pass of "
                 "SharpnessAware: log a number instead."

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lfl.callback import FederatedCallback, Gradient
 from lfl.comm import Message
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _SLOT = "scaffold/control"
@@ -41,11 +42,10 @@ class Scaffold(FederatedCallback):
         self.control = torch.empty(0)
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._store = trainer.store
-            self._store.declare(_SLOT, trainer.layout.dim, trainer.layout.dtype)
-            self.control = torch.zeros_like(trainer.server.vector)
+    def on_run_start(self, federation: Federation) -> None:
+        self._store, self._num_clients = federation.store, federation.num_clients
+        self._store.declare(_SLOT, federation.layout.dim, federation.layout.dtype)
+        self.control = torch.zeros_like(federation.server.vector)
 
     @override
     def on_download(self, message: Message) -> None:
@@ -55,7 +55,7 @@ class Scaffold(FederatedCallback):
     def on_cohort_start(self, cohort: Cohort) -> None:
         own = self._store.gather(_SLOT, cohort.ids)
         cohort.rows["control"] = own
-        cohort.rows["correction"] = self.control - own
+        cohort.rows["correction"] = cohort.received["control"] - own
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
@@ -72,7 +72,7 @@ class Scaffold(FederatedCallback):
         if self.option == "I":
             change = self._gradient_at_server(cohort) - own
         else:
-            change = -self.control - cohort.delta / cohort.step_scale()
+            change = -cohort.received["control"] - cohort.delta / cohort.step_scale()
         self._store.scatter(_SLOT, cohort.ids, own + change)
         if self.control_update != "increment":
             cohort.round.accumulate("scaffold/control", (own + change).sum(dim=0, dtype=torch.float64))
@@ -82,7 +82,7 @@ class Scaffold(FederatedCallback):
     def on_server_step(self, round: Round) -> None:
         if not round.num_reported:
             return
-        counted = round.num_reported if self.control_update == "sampled_mean" else round.trainer.num_clients
+        counted = round.num_reported if self.control_update == "sampled_mean" else self._num_clients
         if self.control_update == "increment":
             self.control = self.control + (round.received["control"] / counted).to(self.control.dtype)
         else:

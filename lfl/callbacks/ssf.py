@@ -17,11 +17,12 @@ from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.callbacks.scaffold import ControlUpdate, Scaffold
 from lfl.client.layout import ParameterLayout
 from lfl.comm import Message, dense_bits
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
 
-_SLOT = "ssf/control"
+_SLOT, _PROJECTED = "ssf/control", "ssf/projected_control"
 
 
 class SSF(FederatedCallback):
@@ -64,14 +65,12 @@ class SSF(FederatedCallback):
             raise ValueError("SSF is Scaffold in a subspace, with controls of its own: use one of the two.")
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._trainer = trainer
-            trainer.store.declare(_SLOT, trainer.layout.dim, trainer.layout.dtype)
-            self.control = torch.zeros_like(trainer.server.vector)
-            self._bases = RefreshedBasis(
-                self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device
-            )
+    def on_run_start(self, federation: Federation) -> None:
+        layout = federation.layout
+        self._store, self._ledger, self._num_clients = federation.store, federation.ledger, federation.num_clients
+        self._store.declare(_SLOT, layout.dim, layout.dtype)
+        self.control = torch.zeros_like(federation.server.vector)
+        self._bases = RefreshedBasis(self.subspace, self.refresh_every, layout, federation.seed, federation.device)
 
     @override
     def coordinates(self, round: Round) -> Basis:
@@ -82,16 +81,18 @@ class SSF(FederatedCallback):
     @override
     def on_download(self, message: Message) -> None:
         message.add("control", self.control)
+        # P c, from c and the basis, which the seed gives: once here instead of once a client.
+        message.derive(_PROJECTED, self._projected_control)
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
-        own = _basis(cohort.round).project(self._trainer.store.gather(_SLOT, cohort.ids))  # P c_i [C, R]
+        own = _basis(cohort.round).project(self._store.gather(_SLOT, cohort.ids))  # P c_i [C, R]
         cohort.rows["control"] = own
         cohort.rows["gradient_sum"] = torch.zeros_like(own)
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        correction = self._projected_control - cohort.rows["control"]
+        correction = cohort.received[_PROJECTED] - cohort.rows["control"]
         total = None if cohort.optimizer.is_plain_sgd else cohort.rows["gradient_sum"]
 
         def corrected(coordinates: Tensor) -> Tensor:
@@ -105,25 +106,25 @@ class SSF(FederatedCallback):
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
         if cohort.optimizer.is_plain_sgd:
-            change = -self._projected_control - cohort.values / cohort.step_scale()
+            change = -cohort.received[_PROJECTED] - cohort.values / cohort.step_scale()
         else:
             steps = cohort.num_steps.to(cohort.values)[:, None]
             change = cohort.rows["gradient_sum"] / steps - cohort.rows["control"]
             cohort.upload("control", change)
         reported = change if self.control_update == "increment" else change + cohort.rows["control"]
         cohort.round.accumulate("ssf/control", reported.sum(dim=0, dtype=torch.float64))
-        store = self._trainer.store
-        store.scatter(_SLOT, cohort.ids, store.gather(_SLOT, cohort.ids) + _basis(cohort.round).lift(change))
+        own = self._store.gather(_SLOT, cohort.ids)
+        self._store.scatter(_SLOT, cohort.ids, own + _basis(cohort.round).lift(change))
 
     @override
     def on_server_step(self, round: Round) -> None:
         if "ssf/control" in round.sums:
-            counted = round.num_reported if self.control_update == "sampled_mean" else self._trainer.num_clients
+            counted = round.num_reported if self.control_update == "sampled_mean" else self._num_clients
             moved = (round.sums["ssf/control"] / counted).to(self.control.dtype)
             if self.control_update != "increment":
                 moved -= self._projected_control
             self.control = self.control + _basis(round).lift(moved)
-        self._trainer.ledger.record_increment("control", dense_bits(self._projected_control), round.number)
+        self._ledger.record_increment("control", dense_bits(self._projected_control), round.number)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
+from lfl.federation import Federation
 from lfl.round import Cohort
 from lfl.subspace.base import check_rank, count_rank
 
@@ -38,10 +38,9 @@ class TopK(Compressor):
         self.k, self.error_feedback, self.scope = check_entries(k), error_feedback, scope
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            check_entries(self.k, trainer.num_clients)
+    def on_run_start(self, federation: Federation) -> None:
+        super().on_run_start(federation)
+        check_entries(self.k, federation.num_clients)
 
     @override
     def compress(self, cohort: Cohort, rows: Tensor) -> Payload:

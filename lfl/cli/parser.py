@@ -22,8 +22,8 @@ import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
 from lfl.cli.errors import describe_error, is_about_settings, one_line
 from lfl.cli.memory import keep_freed_memory
+from lfl.processes.group import process_name
 from lfl.processes.signals import StoppedBySignal
-from lfl.processes.sums import process_name
 from lfl.trainer import FederatedTrainer
 
 # Lightning calls older names of jsonargparse: nothing that a user could mend.

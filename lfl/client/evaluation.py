@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -14,12 +13,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lfl.processes.sums import ProcessSums, gather_objects
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
-    from lfl.client.model import ClientModel
+from lfl.client.model import ClientModel
+from lfl.processes.group import Processes
+from lfl.processes.sums import ProcessSums
 
 Stage = Literal["validate", "test", "predict"]
 _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
@@ -32,11 +28,11 @@ class Evaluator:
 
     Args:
         model: the model; evaluation uses its parameters as they are bound.
-        fabric: for the device and, with several processes, to share the batches.
+        processes: for the device and, if there are several, to share the batches.
     """
 
-    def __init__(self, model: ClientModel, fabric: Fabric) -> None:
-        self._model, self._fabric = model, fabric
+    def __init__(self, model: ClientModel, processes: Processes) -> None:
+        self._model, self._processes = model, processes
         self._joined: dict[tuple[Stage, int | None], ProcessSums] = {}  # by stage and loader: each logs what it logs
 
     def can(self, stage: Stage) -> bool:
@@ -69,7 +65,7 @@ class Evaluator:
                 self._model.recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
                 metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
-                metrics.update(self._model.compute_metrics(partial(gather_objects, self._fabric)))
+                metrics.update(self._model.compute_metrics(self._processes.gather))
                 self._call(f"on_{prefix}_end")
         finally:
             for part, training in modes.items():  # as Lightning does: frozen parts may be in evaluation mode
@@ -93,8 +89,8 @@ class Evaluator:
     def _run_loader(
         self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
     ) -> dict[str, float]:
-        mine = itertools.islice(loader, self._fabric.global_rank, None, self._fabric.world_size)
-        joined = self._joined.setdefault((stage, index), ProcessSums(self._fabric))
+        mine = itertools.islice(loader, self._processes.rank, None, self._processes.count)
+        joined = self._joined.setdefault((stage, index), ProcessSums(self._processes))
         return _means(joined.join(self._sums(stage, mine, index, outputs)))
 
     def _sums(self, stage: Stage, batches: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, Tensor]:
@@ -103,8 +99,8 @@ class Evaluator:
         recorder = self._model.recorder
         sums: dict[str, Tensor] = {}
         for count, raw in enumerate(batches):
-            number = count * self._fabric.world_size + self._fabric.global_rank
-            batch = self._model.converted(move_data_to_device(raw, self._fabric.device))
+            number = count * self._processes.count + self._processes.rank
+            batch = self._model.converted(move_data_to_device(raw, self._processes.device))
             recorder.start()
             with self._model.autocast():
                 output = step(*_arguments(step, batch, number, index))

@@ -161,6 +161,24 @@ class ClientModel:
             owner, _, leaf = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[leaf] = own
 
+    def load(self, vector: Tensor, buffers: Tensor, counters: list[Tensor]) -> None:
+        """Make the module one model: its parameters views of ``vector`` [D], its buffers copies of these."""
+        self.bind(vector)
+        self.load_buffers(buffers, counters)
+
+    def state_dict_of(self, vector: Tensor, buffers: Tensor, counters: list[Tensor]) -> dict[str, Tensor]:
+        """The module's state dict with these parameters [D] and buffers [B]; the module itself is left alone."""
+        floats = self.buffer_layout.views(buffers) if self._buffers else {}
+        values = {**self.layout.views(vector), **floats, **dict(zip(self._counters, counters, strict=True))}
+        own = {id(tensor): name for name, tensor in self._named_tensors() if name in values}
+        names = {name: own.get(id(tensor), "") for name, tensor in self._named_tensors(remove_duplicate=False)}
+        state: dict[str, Tensor] = self.module.state_dict()
+        return {name: values.get(names.get(name, ""), value) for name, value in state.items()}
+
+    def _named_tensors(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        yield from self.module.named_parameters(remove_duplicate=remove_duplicate)
+        yield from self.module.named_buffers(remove_duplicate=remove_duplicate)
+
     def converted(self, batch: Batch) -> Batch:
         """A batch in the precision's input type; nothing is walked through where it is that already."""
         if type(batch) is tuple:
@@ -321,6 +339,13 @@ class ClientModel:
         self.recorder.metrics.clear()
         for metric in self._metrics:
             metric.reset()
+
+    def call_hook(self, name: str) -> dict[str, Tensor]:
+        """Call a hook of the module that takes no arguments; returns what it logs."""
+        with self.recording() as recorder:
+            recorder.start()
+            getattr(self.module, name)()
+            return dict(recorder.values)
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:

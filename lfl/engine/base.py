@@ -132,7 +132,7 @@ class LocalEngine(ABC):
     def deal(self, work: Tensor, num_processes: int) -> Tensor:
         """The process that trains each client [M], from the clients' expected work [M]; the same on all processes."""
 
-    def cohorts(self, round: Round, buffers: Tensor) -> Iterator[Cohort]:
+    def cohorts(self, round: Round, buffers: Tensor, counters: list[Tensor]) -> Iterator[Cohort]:
         """Deal ``round.local_clients`` into cohorts, not yet trained."""
         clients = round.local_clients
         sizes = self.data.client_sizes[clients]
@@ -148,6 +148,8 @@ class LocalEngine(ABC):
                 num_steps=num_steps[chosen],
                 values=self._starting_point(round, len(chosen)),
                 buffers=buffers.expand(len(chosen), -1).clone(),
+                counters=[c.expand(len(chosen), *c.shape) for c in counters],
+                model=self.model,
             )
             if self.cohort_size == before:  # or else the device has refused, and they come again
                 waiting = waiting[len(chosen) :]

@@ -54,7 +54,7 @@ class SequentialEngine(LocalEngine):
     @override
     def place(self, cohort: Cohort) -> None:
         self.model.bind(cohort.values[0] if cohort.round.basis is None else cohort.params[0])
-        self.model.load_buffers(cohort.buffers[0], cohort.round.trainer.server_counters)
+        self.model.load_buffers(cohort.buffers[0], [c[0] for c in cohort.counters])
         if self.model.uses_global_generator:
             # Operations that no key can reach draw from torch's global stream: give each client its own.
             torch.manual_seed(derive_seed(self.seed, "global", cohort.round.number, int(cohort.ids[0])))

@@ -19,11 +19,11 @@ from lfl.callback import FederatedCallback
 from lfl.client.layout import ParameterLayout
 from lfl.client.random_ops import ClientRandom
 from lfl.data.stores import Loader
+from lfl.federation import Federation
 from lfl.problems.base import ProblemData
 from lfl.randomness import client_keys, generator
 from lfl.round import Round
 from lfl.subspace.base import orthonormal
-from lfl.trainer import FederatedTrainer
 
 
 class LinearRepresentationData(ProblemData):
@@ -168,22 +168,22 @@ class Orthonormalize(FederatedCallback):
             raise ValueError(f"Orthonormalize needs a model of one matrix, B; this one has {', '.join(layout.names)}.")
 
     @override
-    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
-        if stage != "fit":
-            return
-        data = trainer.data
+    def on_run_start(self, federation: Federation) -> None:
+        data = federation.data
         if not isinstance(data, LinearRepresentationData):
             raise ValueError(f"Orthonormalize starts from LinearRepresentationData, not from {type(data).__name__}.")
         if self.start == "moments":
             start = leading_subspace(data.moments(), data.rank)
         else:
             start = subspace_at(data.truth, self.distance, generator(data.seed, "start"))
-        trainer.server.vector.copy_(start.flatten())
+        federation.server.vector.copy_(start.flatten())
+        self._federation = federation
 
     @override
     def on_server_step(self, round: Round) -> None:
-        vector = round.trainer.server.vector
-        vector.copy_(orthonormal(vector.view(round.trainer.layout.shapes[0])).flatten())
+        del round
+        vector = self._federation.server.vector
+        vector.copy_(orthonormal(vector.view(self._federation.layout.shapes[0])).flatten())
 
 
 def best_head(projected: Tensor, targets: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ import heapq
 import math
 
 import torch
-import torch.distributed
-from lightning.fabric import Fabric
 from torch import Tensor
 
 
@@ -67,8 +65,3 @@ def _cut(work: list[float], limit: float, shared: float) -> list[int]:
             rank, cost = rank + 1, (shared + 1) * steps
         ranks.append(rank)
     return ranks
-
-
-def at_home(ids: Tensor, fabric: Fabric) -> Tensor:
-    """Which of the clients ``ids`` [C] keep their state in this process [C] (bool)."""
-    return ids % fabric.world_size == fabric.global_rank

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lfl.trainer import FederatedTrainer
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 
 class StoppedBySignal(KeyboardInterrupt):
-    """SIGINT came while a run was trained, which has ended in good order."""
+    """SIGINT has ended a run, in good order."""
 
 
-def hand_on(number: int) -> None:
-    """End what called a run that signal ``number`` has ended; 0 for none.
+def raise_signal_again(number: int) -> None:
+    """Stop the calling script too, where signal ``number`` stopped its run; 0 for none.
 
-    A script must not go on with a model that is trained by half, as if nothing had happened.
+    It must not go on with a half-trained model as if nothing had happened.
 
     Raises:
         StoppedBySignal: SIGINT.
@@ -29,11 +28,29 @@ def hand_on(number: int) -> None:
         sys.exit(128 + number)
 
 
-class GracefulSignals:
-    """SIGINT and SIGTERM end a run at the end of the round, with a checkpoint; a second one ends it at once."""
+@dataclass
+class StopRequest:
+    """Whether a run is to end after the present round.
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
-        self._trainer = trainer
+    Attributes:
+        should_stop: set by anybody who wants it to end.
+        signal: the number of the signal that asked for it; 0 for none.
+    """
+
+    should_stop: bool = False
+    signal: int = 0
+
+
+class GracefulSignals:
+    """Lets SIGINT and SIGTERM end a run at the end of the round, with a checkpoint; a second one ends it at once.
+
+    Args:
+        request: where the wish is noted.
+        tell: prints a line for people.
+    """
+
+    def __init__(self, request: StopRequest, tell: Callable[[str], None]) -> None:
+        self._request, self._tell = request, tell
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> None:
@@ -49,9 +66,8 @@ class GracefulSignals:
 
     def _stop(self, number: int, frame: Any) -> None:
         del frame
-        trainer = self._trainer
-        if trainer.interrupted:
+        if self._request.signal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        trainer.interrupted, trainer.should_stop = number, True
-        trainer.display.message("Stopping after this round, with a checkpoint; once more to stop at once.")
+        self._request.signal, self._request.should_stop = number, True
+        self._tell("Stopping after this round, with a checkpoint; once more to stop at once.")

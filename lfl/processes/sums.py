@@ -1,12 +1,15 @@
-"""Several processes share the clients of a round; one all-reduce a round joins what they found."""
+"""Sums over processes: one all-reduce joins whatever each of them has added up."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed
-from lightning.fabric import Fabric
 from torch import Tensor
 
+from lfl.processes.group import Processes
+
+Name = str | tuple[str, str]  # of one kind in one object
 _Shape = tuple[int, ...]
 
 
@@ -19,33 +22,41 @@ class ProcessSums:
     names and reduce again. One process: what comes in comes out.
 
     Args:
-        fabric: with the processes started.
+        processes: started.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-        self._shapes: dict[str, _Shape] = {}  # of the last time, the same on every process
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._shapes: dict[Name, _Shape] = {}  # of the last time, the same on every process
 
-    def join(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums over processes of all names that any process has; every process must call it."""
-        if self._fabric.world_size == 1:
-            return sums
+    @property
+    def num_processes(self) -> int:
+        """How many processes add up."""
+        return self._processes.count
+
+    def join(self, sums: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+        """The sums over processes of all names that any process has; every process must call it.
+
+        Names are strings, or pairs of strings; all of one kind.
+        """
+        if self._processes.count == 1:
+            return dict(sums)
         shapes = {name: tuple(value.shape) for name, value in sums.items()}
         fits = all(self._shapes.get(name) == shape for name, shape in shapes.items())
         misfits, joined = self._reduce(sums if fits else {}, misfits=not fits)
         if misfits:
-            found = [item for part in gather_objects(self._fabric, shapes) for item in part.items()]
+            found = [item for part in self._processes.gather(shapes) for item in part.items()]
             self._shapes = dict(sorted(found))
             _, joined = self._reduce(sums, misfits=False)
         # What nobody had this time is not sent next time.
         self._shapes = {name: self._shapes[name] for name in joined}
         return joined
 
-    def _reduce(self, sums: dict[str, Tensor], misfits: bool) -> tuple[bool, dict[str, Tensor]]:
+    def _reduce(self, sums: Mapping[Any, Tensor], misfits: bool) -> tuple[bool, dict[Name, Tensor]]:
         """Whether anybody has what does not fit, and the sums of those names that anybody has."""
         names = list(self._shapes)
         header = [float(misfits), *(float(name in sums) for name in names)]
-        parts = [torch.tensor(header, dtype=torch.float64, device=self._fabric.device)]
+        parts = [torch.tensor(header, dtype=torch.float64, device=self._processes.device)]
         for name, shape in self._shapes.items():
             parts.append(sums[name].reshape(-1) if name in sums else parts[0].new_zeros(shape).reshape(-1))
         flat = torch.cat(parts)
@@ -54,19 +65,3 @@ class ProcessSums:
         anybody, *holders = first.tolist()
         joined = zip(names, values, holders, strict=True)
         return anybody > 0, {name: value.reshape(self._shapes[name]) for name, value, count in joined if count}
-
-
-def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
-    """The values of all processes, in order of rank; every process must call it."""
-    if fabric.world_size == 1:
-        return [value]
-    found: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(found, value)
-    return found
-
-
-def process_name() -> str:
-    """``process 1``, or nothing where there is one process."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return ""
-    return f"process {torch.distributed.get_rank()}" if torch.distributed.get_world_size() > 1 else ""

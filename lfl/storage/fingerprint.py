@@ -4,43 +4,14 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 
 from lfl.storage.checkpoint_file import CheckpointError
 
-if TYPE_CHECKING:
-    from lfl.trainer import FederatedTrainer
-
 _PLAIN = (str, int, float, bool, type(None))
-_IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
 _IRRELEVANT = ("data.source.root:", "data.source.download:")  # where the data lies; the partition has its fingerprint
-
-
-def settings_of(trainer: FederatedTrainer) -> dict[str, Any]:
-    """What the numbers of a run depend on, but for rounding."""
-    module, layout = trainer.client_model.module, trainer.layout
-    data = {key: value for key, value in describe(trainer.data).items() if key not in _IRRELEVANT_DATA}
-    return {
-        "seed": int(trainer.seed),
-        "precision": trainer.precision,
-        "participation": describe(trainer.participation),
-        "local_work": describe(trainer.work),
-        "aggregator": describe(trainer.aggregator),
-        "buffers": trainer.buffers,
-        "on_nonfinite": trainer.on_nonfinite,
-        "system": describe(trainer.system),
-        "callbacks": describe([callback for callback in trainer.stack if not callback.observes]),
-        "optimizer": trainer.learning_rates.description,
-        "server_optimizer": trainer.server.description,
-        "model": {
-            "class": f"{type(module).__module__}.{type(module).__qualname__}",
-            "parameters": {n: list(s) for n, s in zip(layout.names, layout.shapes, strict=True)},
-            "modules": {n: repr(m) for n, m in module.named_modules() if not any(m.children())},
-        },
-        "data": {**data, "partition": trainer.data.partition.fingerprint()},
-    }
 
 
 def describe(value: Any) -> Any:

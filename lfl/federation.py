@@ -1,0 +1,143 @@
+"""What a callback may know of its run, and what it may change there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lfl.aggregation import Aggregator, Server
+from lfl.client.evaluation import Evaluator
+from lfl.client.layout import ParameterLayout
+from lfl.client.model import ClientModel
+from lfl.client.rates import LearningRates
+from lfl.client.work import LocalPhase, LocalWork
+from lfl.comm import Ledger
+from lfl.data.base import FederatedData
+from lfl.participation import Participation
+from lfl.processes.group import Processes
+from lfl.processes.signals import StopRequest
+from lfl.randomness import client_keys, generator
+from lfl.round import Round
+from lfl.storage.client_store import ClientStore
+from lfl.system import System
+
+BufferPolicy = Literal["average", "server", "client"]
+FineTuner = Callable[[Round, Tensor, Tensor], None]
+"""Trains the models [C, D] of the clients ids [C] in place, in some round."""
+
+
+@dataclass(kw_only=True)
+class Federation(ABC):
+    """A run as its callbacks see it; they are given it once, in ``on_run_start``, and may keep it.
+
+    A callback may read all of it at any time, but for one rule: hooks of a cohort (``on_cohort_start``,
+    ``wrap_gradient``, ``client_loss``, ``encode``, ...) are the clients. They know the settings, their rows of
+    ``store``, and what came by the wire (``cohort.received``), and never look at ``server``.
+
+    A callback may write: its own slots of ``store``; ``ledger``, by its methods; ``server.vector``, in
+    ``on_run_start`` and ``on_server_step``; and it may call ``stop``. Everything else is the loop's.
+
+    Attributes:
+        seed: of all draws; ``keys`` and ``generator`` draw from it.
+        max_rounds: the last round.
+        model: the one module of all clients, as a function of one vector.
+        data: the clients' data: sizes, batches, the partition.
+        work: what a client does in a round.
+        participation: who takes part.
+        system: how long simulated rounds take, if they are simulated.
+        aggregator: from the clients' updates to one; its ``weights`` are the clients' in the mean.
+        server: x [D], its optimizer and the model's buffers.
+        store: rows that belong to clients, in named slots.
+        ledger: counts what crosses the wire.
+        rates: the learning rates of the round.
+        processes: those that share the clients.
+        evaluator: runs the module's validation, test and prediction steps.
+        buffer_policy: whose the model's buffers are (BatchNorm's statistics).
+        stop_request: whether the run is to end after the present round.
+    """
+
+    seed: int
+    max_rounds: int
+    model: ClientModel
+    data: FederatedData
+    work: LocalWork
+    participation: Participation
+    system: System | None
+    aggregator: Aggregator
+    server: Server
+    store: ClientStore
+    ledger: Ledger
+    rates: LearningRates
+    processes: Processes
+    evaluator: Evaluator
+    buffer_policy: BufferPolicy
+    stop_request: StopRequest = field(default_factory=StopRequest)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients in the federation (N)."""
+        return int(self.data.num_clients)
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Where each parameter lies in a vector [D]."""
+        return self.model.layout
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process, where vectors and rows are."""
+        return self.processes.device
+
+    def keys(self, ids: Tensor, purpose: str, round_number: int) -> Tensor:
+        """Keys [C] for draws of clients ``ids`` [C] in a round, on the device; see ``lfl.randomness``."""
+        return client_keys(ids.to(self.device), self.seed, purpose, round_number)
+
+    def generator(self, purpose: str, round_number: int) -> torch.Generator:
+        """A CPU generator for the server's draws in a round; equal on all processes and after resuming."""
+        return generator(self.seed, purpose, round_number)
+
+    def stop(self) -> None:
+        """End the run after this round, with a checkpoint, as ``trainer.should_stop = True`` does in Lightning.
+
+        With several processes, a call after the round's sums have met ends the run one round later.
+        """
+        self.stop_request.should_stop = True
+
+    def client_buffers(self, ids: Tensor) -> Tensor:
+        """The buffers that clients ``ids`` [C] start from, [C, B]: the server's, or their own where they keep them."""
+        shared = self.server.buffers.expand(len(ids), -1)
+        if self.buffer_policy != "client" or not self.server.buffers.numel():
+            return shared
+        kept = self.store.gather("buffers", ids)
+        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)  # nan: never written
+
+    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
+        """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
+        batch_size = int(getattr(self.data, "eval_batch_size", 0)) or 1024
+        indices, sizes = self.data.client_test_indices(ids)
+        rows = zip(params, self.client_buffers(ids), indices, sizes.tolist(), strict=True)
+        found = []
+        for parameters, buffers, positions, size in rows:
+            self.model.load(parameters, buffers, self.server.counters)
+            batches = (self.data.gather_test(part[None]) for part in positions[:size].split(batch_size))
+            found.append(self.evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
+        return found
+
+    @property
+    @abstractmethod
+    def clients_at_once(self) -> int:
+        """How many clients are trained together at most (C)."""
+
+    @abstractmethod
+    def personal_models(self, ids: Tensor) -> Tensor:
+        """The models of clients ``ids`` [C] as they would be evaluated now, [C, D]: x, with what belongs to each."""
+
+    @abstractmethod
+    def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:
+        """Local training on the side, to evaluate what it gives: nothing of it is kept, nobody else notices."""

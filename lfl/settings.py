@@ -1,0 +1,137 @@
+"""What the user asks of a run, as objects, checked; and what of it the run's numbers depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+
+from lfl.aggregation import Aggregator, Server
+from lfl.arguments import check_choice
+from lfl.callback import FederatedCallback
+from lfl.checkpointing import Checkpointing
+from lfl.client.model import ClientModel
+from lfl.client.rates import LearningRates
+from lfl.client.work import LocalPhase, LocalWork
+from lfl.data.base import FederatedData
+from lfl.federation import BufferPolicy
+from lfl.participation import Participation
+from lfl.storage.fingerprint import describe
+from lfl.system import System
+
+_CHOICES = {
+    "engine": ("auto", "sequential", "vectorized"),
+    "trace_steps": (True, False, "compile"),
+    "buffer_policy": ("average", "server", "client"),
+    "on_nonfinite": ("stop", "skip"),
+}
+_TRAINER_NAMES = {"buffer_policy": "buffers"}
+_IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The trainer's arguments that a run is made of; see ``FederatedTrainer`` for their meaning.
+
+    Raises:
+        ValueError: one of them has no meaning.
+    """
+
+    seed: int
+    precision: str
+    max_rounds: int
+    participation: Participation
+    work: LocalWork
+    engine: Literal["auto", "sequential", "vectorized"]
+    cohort_size: int | None
+    trace_steps: bool | Literal["compile"]
+    aggregator: Aggregator
+    server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer]
+    system: System | None
+    client_state: Literal["device", "host", "memmap"]
+    buffer_policy: BufferPolicy
+    on_nonfinite: Literal["stop", "skip"]
+    check_val_every_n_rounds: int
+    checkpointing: Checkpointing | None
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            check_choice("", _TRAINER_NAMES.get(name, name), getattr(self, name), allowed)
+        counts = {"cohort_size": self.cohort_size, "check_val_every_n_rounds": self.check_val_every_n_rounds}
+        for name, count in counts.items():
+            if count is not None:
+                check_count(name, count)
+        if self.max_rounds < 0:
+            raise ValueError(f"`max_rounds={self.max_rounds}` must be at least 0.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is a whole number of at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}={value}` must be a whole number of at least 1.")
+
+
+def local_work(
+    epochs: int | None,
+    steps: int | None,
+    phases: list[LocalPhase] | None,
+    clip_value: float | None,
+    clip_algorithm: Literal["norm", "value"],
+    sampling: Literal["epochs", "replacement"],
+) -> LocalWork:
+    """The local work that the trainer's arguments describe.
+
+    Raises:
+        ValueError: more than one of ``epochs``, ``steps`` and ``phases`` counts it, or one of them has no meaning.
+    """
+    check_choice("", "gradient_clip_algorithm", clip_algorithm, ("norm", "value"))
+    check_choice("", "local_sampling", sampling, ("epochs", "replacement"))
+    for name, count in {"local_epochs": epochs, "local_steps": steps}.items():
+        if count is not None:
+            check_count(name, count)
+    if clip_value is not None and clip_value <= 0:
+        raise ValueError(f"`gradient_clip_val={clip_value}` must be greater than 0, or none for no clipping.")
+    if epochs is not None and steps is not None:
+        raise ValueError(f"Give `local_epochs={epochs}` or `local_steps={steps}`, not both.")
+    if phases is not None and (epochs is not None or steps is not None or not phases):
+        raise ValueError(
+            f"Give `local_phases`, at least one, or `local_epochs={epochs}` or `local_steps={steps}`, not both; on the "
+            "command line `--trainer.local_epochs null` takes a config's away."
+        )
+    parts = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in phases or ()]
+    return LocalWork(parts or [LocalPhase(epochs=epochs, steps=steps)], clip_value, clip_algorithm, sampling)
+
+
+def describe_settings(
+    settings: Settings,
+    callbacks: list[FederatedCallback],
+    model: ClientModel,
+    data: FederatedData,
+    server: Server,
+    rates: LearningRates,
+) -> dict[str, Any]:
+    """What a run's numbers depend on, but for rounding, in plain values that a checkpoint can hold."""
+    module, layout = model.module, model.layout
+    described_data = {key: value for key, value in describe(data).items() if key not in _IRRELEVANT_DATA}
+    return {
+        "seed": int(settings.seed),
+        "precision": settings.precision,
+        "participation": describe(settings.participation),
+        "local_work": describe(settings.work),
+        "aggregator": describe(settings.aggregator),
+        "buffers": settings.buffer_policy,
+        "on_nonfinite": settings.on_nonfinite,
+        "system": describe(settings.system),
+        "callbacks": describe([callback for callback in callbacks if not callback.observes]),
+        "optimizer": rates.description,
+        "server_optimizer": server.description,
+        "model": {
+            "class": f"{type(module).__module__}.{type(module).__qualname__}",
+            "parameters": {n: list(s) for n, s in zip(layout.names, layout.shapes, strict=True)},
+            "modules": {n: repr(m) for n, m in module.named_modules() if not any(m.children())},
+        },
+        "data": {**described_data, "partition": data.partition.fingerprint()},
+    }
