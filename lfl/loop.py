@@ -40,7 +40,7 @@ class FederatedLoop:
         started = time.perf_counter()
         round = self._select(number)
         self._download(round)
-        for cohort in self.trainer.engine.cohorts(round, self.trainer.server_buffers):
+        for cohort in self.trainer.engine.cohorts(round, self.trainer.server_buffers, self.trainer.server_counters):
             self._load_buffers(cohort)
             if not self.trainer.engine.train(cohort, self.trainer.learning_rates):
                 self._tell_retreat(len(cohort))
@@ -148,9 +148,11 @@ class FederatedLoop:
             trainer.ledger.upload(name, Payload(extra, dense))
             sent = sent + dense
             round.accumulate(f"received/{name}", extra.sum(dim=0, dtype=torch.float64))
-        for name, values in cohort.metrics.items():
-            round.accumulate(f"metrics/{name}", values.sum())
-            round.accumulate(f"metrics/{name}/count", values.new_tensor(cohort.counts[name].sum()))
+        # A module that logs a `train/loss` of its own means that one, as under Lightning.
+        losses = {} if cohort.losses is None else {"train/loss": cohort.losses}
+        for name, logged in {**losses, **cohort.metrics}.items():
+            round.accumulate(f"metrics/{name}", logged.total.sum())
+            round.accumulate(f"metrics/{name}/count", logged.total.new_tensor(logged.count.sum()))
         round.num_reported += len(cohort)
         round.reported.append(cohort.ids)
         if trainer.system is not None:

@@ -105,7 +105,7 @@ class ClientEvaluation(FederatedCallback):
         trained = ids[trainer.data.client_sizes[ids] > 0]
         server = trainer.server.vector
         copy = Round(trainer, round.number, trained, server.clone(), trained, trained)
-        for cohort in self._engine.cohorts(copy, trainer.server_buffers):
+        for cohort in self._engine.cohorts(copy, trainer.server_buffers, trainer.server_counters):
             if not self._engine.train(cohort, trainer.learning_rates):
                 continue  # they come again, fewer at a time
             params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.step import LocalStep
 from lfl.comm import Message, Payload
 from lfl.round import Cohort, Round
 from lfl.subspace.streaming import StreamingBasis
@@ -127,8 +128,8 @@ class FLSS(FederatedCallback):
         if self.project == "updates" or not self._is_projected(cohort.round):
             return gradient
 
-        def projected(params: Tensor) -> Tensor:
-            gradients = gradient(params)
+        def projected(params: Tensor, step: LocalStep) -> Tensor:
+            gradients = gradient(params, step)
             gradients[:, self._shared] = self.basis.lift(self.basis.project(gradients[:, self._shared]))
             return gradients
 

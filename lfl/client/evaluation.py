@@ -6,20 +6,17 @@ import inspect
 import itertools
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from lightning.fabric import Fabric
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from lfl.client.model import ClientModel
 from lfl.processes.sums import ProcessSums, gather_objects
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
-    from lfl.client.model import ClientModel
 
 Stage = Literal["validate", "test", "predict"]
 _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
