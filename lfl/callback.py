@@ -7,20 +7,24 @@ first; decoding runs backwards.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
 from lfl.client.layout import ParameterLayout
-from lfl.client.step import ClientStep
+from lfl.client.step import ClientStep, LocalStep
 from lfl.comm import Message, Payload
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace.base import Basis
 
-Gradient = Callable[[Tensor], Tensor]
-"""From parameters [A, D] (or coordinates [A, R]) of the A clients still at work to a new tensor of their gradients."""
+Gradient = Callable[[Tensor, LocalStep], Tensor]
+"""From parameters [A, D] (or coordinates [A, R]) of the A clients still at work, and the step, to their gradients.
+
+The gradients are a new tensor of the same shape.
+"""
 
 
 class FederatedCallback(Callback):
@@ -82,10 +86,11 @@ class FederatedCallback(Callback):
         return loss
 
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        """A cohort, once before its steps: return a new gradient function made of ``gradient``.
+        """A cohort, once before its steps: return a new function ``(params, step) -> gradients`` made of ``gradient``.
 
         It is called with the rows of the A <= C clients still at work; they are the first A, so a tensor of the
-        cohort is cut with ``[: len(params)]``. The tensor ``gradient`` returns may be changed in place.
+        cohort is cut with ``[: len(params)]``. Pass ``step`` on to ``gradient``, each time if it is asked several
+        times in a step: the first pass is logged. The tensor ``gradient`` returns may be changed in place.
         """
         return gradient
 
@@ -123,6 +128,26 @@ class FederatedCallback(Callback):
 def overrides(callback: FederatedCallback, hook: str) -> bool:
     """Whether ``callback`` implements ``hook``."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+
+
+def check_gradient(owner: FederatedCallback, gradient: Gradient) -> None:
+    """Check what a callback's ``wrap_gradient`` returned.
+
+    Raises:
+        TypeError: it is no function that takes parameters and a step.
+    """
+    found = f"got {gradient!r}"
+    try:
+        signature = inspect.signature(gradient)
+        found = f"got one of {signature}"
+        signature.bind(None, None)
+    except ValueError:
+        return  # a function of C code does not tell its signature
+    except TypeError:
+        raise TypeError(
+            f"`{type(owner).__name__}.wrap_gradient` must return a function of `(params, step)`, {found}: write "
+            "`def corrected(params, step)` and pass `step` on to `gradient(params, step)`."
+        ) from None
 
 
 def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:

@@ -161,9 +161,10 @@ class FederatedLoop:
             run.ledger.upload(name, Payload(extra, dense))
             sent = sent + dense
             add_to(totals.received, name, extra.sum(dim=0, dtype=torch.float64))
-        for name, values in cohort.metrics.items():
-            add_to(totals.logged, name, values.sum())
-            totals.examples[name] = totals.examples.get(name, 0.0) + float(cohort.counts[name].sum())
+        if cohort.losses is not None:
+            totals.losses = cohort.losses.sum() if totals.losses is None else totals.losses + cohort.losses.sum()
+        for name, logged in cohort.metrics.items():
+            add_to(totals.logged, name, logged.sum())
         totals.num_reported += len(cohort)
         round.reported.append(cohort.ids)
         if run.system is not None:
@@ -235,8 +236,8 @@ class FederatedLoop:
 
     def _evaluate(self, round: Round) -> None:
         run = self.run
-        for name, total in round.totals.logged.items():
-            round.log(name, total / round.totals.examples[name])
+        for name, mean in round.totals.means().items():
+            round.log(name, mean)
         for name, value in run.model.compute_metrics(run.processes.gather).items():
             round.log(name, value)
         if run.is_evaluation_due(round.number):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer
+from lfl.client.recorder import LoggedSum
 from lfl.comm import Message
 from lfl.processes.sums import ProcessSums
 from lfl.subspace.base import Basis
@@ -30,8 +30,8 @@ class RoundSums:
         up_bits: bits of the uploads, by payload.
         aggregate: the aggregator's own sums.
         received: extra uploads, by payload.
-        logged: values that training steps logged, times examples, by name.
-        examples: over how many examples those were, by name.
+        losses: training losses times examples, and the number of examples [2].
+        logged: likewise what training steps logged, by name [2].
         own: what callbacks add up (``round.accumulate``).
         buffers: movements of the floating-point buffers, times weights, with the sum of the weights behind [B + 1].
         counters: largest integer buffers of each process, as a row of its own [W, 1 + n]; the first entry is 1 where it
@@ -45,12 +45,17 @@ class RoundSums:
     up_bits: dict[str, int] = field(default_factory=dict)
     aggregate: dict[str, Tensor] = field(default_factory=dict)
     received: dict[str, Tensor] = field(default_factory=dict)
+    losses: Tensor | None = None
     logged: dict[str, Tensor] = field(default_factory=dict)
-    examples: dict[str, float] = field(default_factory=dict)
     own: dict[str, Tensor] = field(default_factory=dict)
     buffers: Tensor | None = None
     counters: Tensor | None = None
     uplink_bits: Tensor | None = None
+
+    def means(self) -> dict[str, Tensor]:
+        """Means over examples of all that was logged; a module's own ``train/loss`` stands in for ours."""
+        ours = {} if self.losses is None else {"train/loss": self.losses}
+        return {name: total[0] / total[1] for name, total in {**ours, **self.logged}.items()}
 
     def join(self, sums: ProcessSums, device: torch.device) -> RoundSums:
         """The sums over all processes; every process must call it. On one, these are the sums already."""
@@ -72,8 +77,8 @@ class RoundSums:
             up_bits={name: int(bits) for name, bits in joined["up_bits"].items()},
             aggregate=joined["aggregate"],
             received=joined["received"],
+            losses=joined["losses"].get(""),
             logged=joined["logged"],
-            examples={name: float(count) for name, count in joined["examples"].items()},
             own=joined["own"],
             buffers=joined["buffers"].get(""),
             counters=joined["counters"].get(""),
@@ -148,15 +153,17 @@ def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
 
 
 @dataclass
-class Phase:
-    """A part of a cohort's local work.
+class CohortPhase:
+    """A cohort's share of one phase of the local work.
 
     Attributes:
+        index: the place of the phase in ``LocalWork.phases``.
         optimizer: of this phase.
-        num_steps: its local steps of each client [C] (int64, on the CPU).
+        num_steps: local steps of each client in this phase [C] (int64, on the CPU).
         trained: 1 for the parameters it trains and 0 for the others [D]; None where it trains all.
     """
 
+    index: int
     optimizer: LocalOptimizer
     num_steps: Tensor
     trained: Tensor | None
@@ -172,18 +179,22 @@ class Cohort:
         num_examples: training examples [C] (int64, on the CPU).
         num_steps: local steps of each client in all phases [C] (int64, on the CPU).
         values: what the local optimizer changes: parameters [C, D], or coordinates [C, R].
+        buffers: floating-point buffers of each client [C, B].
+        counters: integer buffers of each client [C, ...], in the module's order.
+        model: the one model of all clients.
         rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
         origin: the starting point as a ``wrap_gradient`` sees it: x [D], rows [C, D] where clients start from models
             of their own, or zero [R] behind the owner of coordinates.
-        active: clients that took the current step; the first ``active`` rows.
-        step: the current local step, from 0 in every phase.
+        active: clients that took the last step; the first ``active`` rows.
+        step: number of the last local step, from 0 in every phase.
         phases: the parts of the local work, one after another.
         optimizer: the local optimizer of the current phase.
-        metrics: logged values summed over examples [C], float64.
-        counts: over how many examples [C], float64 (on the CPU).
+        losses: the clients' training losses; None where no step asked for one (a gradient over all examples).
+        metrics: what the module and the loss terms log, by name; a module's own ``train/loss`` is one of them.
         uploads: extra payloads [C, n].
-        full_gradient: from parameters [A, D] to gradients of the mean loss over the whole training sets of the first A.
+        full_gradient: from parameters [A, D] to gradients [A, D] of the mean loss over the whole training sets of the
+            first A clients.
     """
 
     round: Round
@@ -192,16 +203,16 @@ class Cohort:
     num_steps: Tensor
     values: Tensor
     buffers: Tensor
-    model: Any
     rows: dict[str, Tensor] = field(default_factory=dict)
     loss_rows: dict[str, Tensor] = field(default_factory=dict)
     active: int = 0
     step: int = 0
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, np.ndarray] = field(default_factory=dict)
+    losses: LoggedSum | None = None
+    metrics: dict[str, LoggedSum] = field(default_factory=dict)
     uploads: dict[str, Tensor] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[CohortPhase] = field(default_factory=list)
+    model: ClientModel = field(init=False, repr=False)
     optimizer: LocalOptimizer = field(init=False)
     origin: Tensor = field(init=False)
     full_gradient: Callable[[Tensor], Tensor] = field(init=False, repr=False)
@@ -252,7 +263,7 @@ class Cohort:
         self.values, self.buffers = self.values[on_device], self.buffers[on_device]
         self.rows = {name: rows[on_device] for name, rows in self.rows.items()}
         self.loss_rows = {name: rows[on_device] for name, rows in self.loss_rows.items()}
-        self.metrics = {name: rows[on_device] for name, rows in self.metrics.items()}
-        self.counts = {name: rows[mask.numpy()] for name, rows in self.counts.items()}
+        self.losses = None if self.losses is None else self.losses.keep(mask)
+        self.metrics = {name: logged.keep(mask) for name, logged in self.metrics.items()}
         self.counters = [rows[on_device] for rows in self.counters]
         self.active = len(self.ids)

@@ -29,8 +29,8 @@ class Spy(FederatedCallback):
         self.gradients: list[Tensor] = []
 
     def wrap_gradient(self, cohort, gradient):
-        def seen(params):
-            found = gradient(params)
+        def seen(params, step):
+            found = gradient(params, step)
             self.points.append(params.clone())
             self.gradients.append(found.clone())
             return found

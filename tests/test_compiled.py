@@ -9,9 +9,10 @@ import pytest
 import torch
 from conftest import mlp, train
 from methods import train_method
-from test_trace import even_data, needs_compiler
+from test_trace import NOTHING, even_data, needs_compiler
 from torch import Tensor
 
+from lfl.client.step import StepInput, StepResult
 from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TraceError
 
@@ -28,7 +29,7 @@ def test_equal_to_rounding(method: str, engine: str, tmp_path: Path) -> None:
     torch.testing.assert_close(compiled.server.vector, plain.server.vector, rtol=0, atol=1e-12)
     assert compiled.summary.last("train/loss")[0] == pytest.approx(plain.summary.last("train/loss")[0], abs=1e-12)
     assert compiled.summary.last("train_acc") == plain.summary.last("train_acc")
-    assert isinstance(compiled.engine._traced[0], CompiledStep)
+    assert isinstance(compiled.engine.step_functions[0], CompiledStep)
 
 
 @pytest.fixture
@@ -41,24 +42,24 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_reads_more_than_its_arguments_is_refused() -> None:
     calls = []
 
-    def step(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def step(x: Tensor, input: StepInput) -> StepResult:
         calls.append(0)
-        return x * len(calls), x.sum(), {}
+        return StepResult(x * len(calls), x.sum(), {})
 
     with pytest.raises(TraceError, match="depends on something besides its batch and parameters"):
-        CompiledStep(step)(torch.ones(3))
+        CompiledStep(step)(torch.ones(3), NOTHING)
 
 
 @pytest.mark.usefixtures("without_kernels")
 def test_many_shapes_are_warned_about_once() -> None:
-    compiled = CompiledStep(lambda x: (x * 2, x.sum(), {}))
+    compiled = CompiledStep(lambda x, input: StepResult(x * 2, x.sum(), {}))
     for size in range(1, 9):
-        assert compiled(torch.ones(size))[0].tolist() == [2.0] * size
+        assert compiled(torch.ones(size), NOTHING).gradients.tolist() == [2.0] * size
     with pytest.warns(UserWarning, match="has compiled 9 shapes"):
-        compiled(torch.ones(9))
+        compiled(torch.ones(9), NOTHING)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        compiled(torch.ones(10))
+        compiled(torch.ones(10), NOTHING)
 
 
 def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,15 +81,15 @@ def test_an_entry_that_jumps_is_no_other_step(entries: int, is_refused: bool, mo
     """Rounding may decide a maximum or a ReLU: 0.05 in 1 of 10,000 ones is 5e-4 of the norm, in 100 of them 5e-3."""
 
     def jumping(recorded: Any, **options: Any) -> Any:
-        def run(x: Tensor) -> list[Tensor]:
-            gradients, losses = recorded(x)
+        def run(x: Tensor, *others: Tensor) -> list[Tensor]:
+            gradients, losses = recorded(x, *others)
             gradients[0, :entries] += 0.05
             return [gradients, losses]
 
         return run
 
     monkeypatch.setattr(torch, "compile", jumping)
-    compiled = CompiledStep(lambda x: (x + 1, x.sum(1) + 1, {}))
+    compiled = CompiledStep(lambda x, input: StepResult(x + 1, x.sum(1) + 1, {}))
     context = pytest.raises(TraceError) if is_refused else nullcontext()
     with context:
-        compiled(torch.zeros(1, 10_000))
+        compiled(torch.zeros(1, 10_000), NOTHING)

@@ -78,7 +78,7 @@ def test_padded_batches_hold_the_same_examples(sizes: list[int], batch_size: int
     padded = list(LocalSchedule(*arguments, padding=Padding(batch_size, rows, torch.float64)))
     assert [plan.step for plan in padded] == list(range(steps[0]))
     for plan in padded:
-        (weights,) = plan.weights
+        weights = plan.weights
         count = len(plan.indices)
         assert plan.rows == slice(0, count)
         assert count == len(sizes) or (count % rows == 0 and count - rows < plan.active <= count)

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lfl.client.layout import ParameterLayout
+from lfl.client.step import StepInput, StepResult
 from lfl.data import FederatedDataModule, IIDPartitioner, RandomCrop
 from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep, TraceError
 from lfl.models import CifarResNet, Classifier
+
+NOTHING = StepInput(batch=(), keys=torch.zeros(1, dtype=torch.int64), anchor=torch.zeros(1))
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
@@ -77,14 +80,14 @@ def test_a_step_that_reads_more_than_its_arguments_is_refused(tmp_path: Path) ->
 def test_every_shape_is_recorded_and_checked_once() -> None:
     calls = []
 
-    def step(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def step(x: Tensor, input: StepInput) -> StepResult:
         calls.append(tuple(x.shape))
-        return x.sin() + 1, x.sum(), {"mean": x.mean()}
+        return StepResult(x.sin() + 1, x.sum(), {"mean": x.mean()})
 
     traced = TracedStep(step)
     for size in (3, 4, 3, 3, 4, 4, 3):
         x = torch.rand(size)
-        gradients, losses, logs = traced(x)
+        gradients, losses, logs = traced(x, NOTHING)
         assert torch.equal(gradients, x.sin() + 1)
         assert torch.equal(losses, x.sum())
         assert torch.equal(logs.pop("mean"), x.mean())
@@ -97,15 +100,15 @@ def test_every_shape_is_recorded_and_checked_once() -> None:
 def test_results_may_be_written_into_and_what_the_module_holds_may_change(kind: type[TracedStep]) -> None:
     held = torch.tensor([1.0, 2.0])
 
-    def step(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def step(x: Tensor, input: StepInput) -> StepResult:
         # A constant, an argument and a view of one: none of them may be handed out as it is.
-        return torch.ones_like(x) * 3, x.view(2), {"held": x * (held + 1)}
+        return StepResult(torch.ones_like(x) * 3, x.view(2), {"held": x * (held + 1)})
 
     traced = kind(step)
     x = torch.tensor([5.0, 6.0])
     for round_number in range(5):
         held.fill_(float(round_number))
-        gradients, losses, logs = traced(x)
+        gradients, losses, logs = traced(x, NOTHING)
         assert gradients.tolist() == [3.0, 3.0]
         assert losses.tolist() == [5.0, 6.0]
         assert logs["held"].tolist() == [5.0 * (round_number + 1), 6.0 * (round_number + 1)]
@@ -141,41 +144,76 @@ def test_descent_equals_a_step_on_the_gradient() -> None:
     net, x, y = Net().double(), torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.randint(5, (6,))
     layout = ParameterLayout.of_parameters(net)
 
-    def step(params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def step(params: Tensor, input: StepInput) -> StepResult:
+        x, y = input.batch
         flat = params.detach().reshape(-1).requires_grad_()
         loss = functional_call(net, layout.views(flat), (x,)).log_softmax(1)[torch.arange(6), y].neg().mean()
         (gradient,) = torch.autograd.grad(loss, flat)
-        return gradient.unsqueeze(0), loss.detach().unsqueeze(0), {"norm": flat.detach().norm()}
+        return StepResult(gradient.unsqueeze(0), loss.detach().unsqueeze(0), {"norm": flat.detach().norm()})
 
     params = layout.flatten({name: p.detach() for name, p in net.named_parameters()}).unsqueeze(0)
-    traced, moved = TracedStep(step), params.clone()
+    traced, moved, input = TracedStep(step), params.clone(), NOTHING._replace(batch=(x, y))
     for rate in (0.5, 0.25, 0.1):  # the rate is no constant of the recorded step
-        gradients, losses, logs = step(moved, x, y)
+        gradients, losses, logs = step(moved, input)
         expected = moved - rate * gradients
-        found, logged = traced.descend(rate, moved, x, y)
+        found, logged = traced.descend(rate, moved, input)
         torch.testing.assert_close(moved, expected, rtol=0, atol=1e-14)
         torch.testing.assert_close(found, losses, rtol=0, atol=1e-14)
         torch.testing.assert_close(logged["norm"], logs["norm"], rtol=0, atol=1e-14)  # of the parameters before
 
 
+@pytest.mark.parametrize("first", ["left", "right"])
+def test_a_product_of_parameters_descends(first: str) -> None:
+    """The gradient of one factor is a product with the other, which must not have been moved by then."""
+    torch.manual_seed(0)
+    shapes = {"left": torch.Size((6, 2)), "right": torch.Size((2, 5))}
+    names = sorted(shapes, reverse=first == "right")
+    layout = ParameterLayout(tuple(names), tuple(shapes[name] for name in names), torch.float64)
+
+    def step(params: Tensor, input: StepInput) -> StepResult:
+        flat = params.detach().reshape(-1).requires_grad_()
+        parts = layout.views(flat)
+        loss = (input.batch + parts["left"] @ parts["right"]).square().sum()
+        (gradient,) = torch.autograd.grad(loss, flat)
+        return StepResult(gradient.unsqueeze(0), loss.detach().unsqueeze(0), {"first": flat.detach()[0]})
+
+    params, target = torch.randn(1, layout.dim, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+    input, before = NOTHING._replace(batch=target), params.clone()
+    expected = params - 0.01 * step(params, input).gradients
+    _, logs = TracedStep(step).descend(0.01, params, input)
+    torch.testing.assert_close(params, expected, rtol=0, atol=1e-15)
+    assert logs["first"] == before[0, 0]  # a parameter is logged as it was before the step
+
+
+def test_gradients_that_are_parameters_descend() -> None:
+    """The halves of ``params`` change places in the gradient: none is moved before the other is read."""
+
+    def step(params: Tensor, input: StepInput) -> StepResult:
+        return StepResult(torch.cat([params[:, 2:], params[:, :2]], dim=1), params.sum(1), {})
+
+    params = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    TracedStep(step).descend(0.5, params, NOTHING)
+    assert params.tolist() == [[-0.5, 0.0, 2.5, 3.0]]
+
+
 def test_a_constant_gradient_descends() -> None:
-    def step(params: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def step(params: Tensor, input: StepInput) -> StepResult:
         flat = params.detach().requires_grad_()
         (gradients,) = torch.autograd.grad(flat.sum(), flat)
-        return gradients, flat.detach().sum(1), {}
+        return StepResult(gradients, flat.detach().sum(1), {})
 
     traced, params = TracedStep(step), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     for _ in range(3):
-        traced.descend(0.5, params)
+        traced.descend(0.5, params, NOTHING)
     assert params.tolist() == [[-0.5, 0.5], [1.5, 2.5]]
 
 
 def test_a_wrong_descent_is_refused() -> None:
     calls = []
 
-    def step(params: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def step(params: Tensor, input: StepInput) -> StepResult:
         calls.append(0)
-        return params * len(calls), params.sum(1), {}
+        return StepResult(params * len(calls), params.sum(1), {})
 
     with pytest.raises(TraceError):
-        TracedStep(step).descend(0.1, torch.ones(1, 3))
+        TracedStep(step).descend(0.1, torch.ones(1, 3), NOTHING)

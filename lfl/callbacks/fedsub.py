@@ -14,6 +14,7 @@ from typing_extensions import override
 from lfl.arguments import own
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.client.layout import ParameterLayout
+from lfl.client.step import LocalStep
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
@@ -82,8 +83,8 @@ class FedSub(FederatedCallback):
         # The scale of all the steps a client is going to take; known before because it depends on the settings only.
         correction = cohort.rows["dual"] / cohort.step_scale()
 
-        def corrected(coordinates: Tensor) -> Tensor:
-            return gradient(coordinates).add_(correction[: len(coordinates)])
+        def corrected(coordinates: Tensor, step: LocalStep) -> Tensor:
+            return gradient(coordinates, step).add_(correction[: len(coordinates)])
 
         return corrected
 

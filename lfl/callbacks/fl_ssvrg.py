@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lfl.callback import FederatedCallback, Gradient
 from lfl.client.layout import ParameterLayout
+from lfl.client.step import LocalStep
 from lfl.comm import Message, Payload
 from lfl.federation import Federation
 from lfl.randomness import client_keys
@@ -80,12 +81,12 @@ class FLSSVRG(FederatedCallback):
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self._position(cohort.round) == 0:
-            return cohort.full_gradient
+            return lambda params, step: cohort.full_gradient(params)  # over all examples, whatever the step's batch
         reference = cohort.received[_REFERENCE]
 
-        def difference(params: Tensor) -> Tensor:
-            now = gradient(params)
-            return now.sub_(gradient(reference.expand(len(params), -1)))
+        def difference(params: Tensor, step: LocalStep) -> Tensor:
+            now = gradient(params, step)
+            return now.sub_(gradient(reference.expand(len(params), -1), step))
 
         return difference
 

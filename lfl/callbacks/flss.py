@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.step import LocalStep
 from lfl.comm import Message, Payload
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
@@ -133,8 +134,8 @@ class FLSS(FederatedCallback):
             return gradient
         basis = DenseBasis(cohort.received[_BASIS])
 
-        def projected(params: Tensor) -> Tensor:
-            gradients = gradient(params)
+        def projected(params: Tensor, step: LocalStep) -> Tensor:
+            gradients = gradient(params, step)
             gradients[:, self._shared] = basis.lift(basis.project(gradients[:, self._shared]))
             return gradients
 

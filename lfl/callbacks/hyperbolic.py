@@ -17,7 +17,7 @@ from typing_extensions import override
 from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient
 from lfl.callbacks.extra_pass import extra_pass
-from lfl.client.step import ClientStep
+from lfl.client.step import ClientStep, LocalStep
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
@@ -108,10 +108,10 @@ class HyperbolicRegularization(FederatedCallback):
         aside, phase = extra_pass(cohort, gradient), cohort.phases[-1]
         chosen = _measured_step(cohort.round, self._federation)
 
-        def measured(params: Tensor) -> Tensor:
-            gradients = gradient(params)
-            if cohort.step == chosen and cohort.optimizer is phase.optimizer and _NORMS not in cohort.rows:
-                cohort.rows[_NORMS] = _gradient_norms(cohort, aside, params)
+        def measured(params: Tensor, step: LocalStep) -> Tensor:
+            gradients = gradient(params, step)
+            if step.number == chosen and step.phase == phase.index and _NORMS not in cohort.rows:
+                cohort.rows[_NORMS] = _gradient_norms(aside, params, step)
             return gradients
 
         return measured
@@ -178,12 +178,11 @@ def _measured_step(round: Round, federation: Federation) -> int:
     return int(federation.work.phases[-1].num_steps(sizes, federation.data.batch_size).median()) - 1
 
 
-def _gradient_norms(cohort: Cohort, gradient: Gradient, params: Tensor) -> Tensor:
+def _gradient_norms(gradient: Gradient, params: Tensor, step: LocalStep) -> Tensor:
     """Norms of the gradients of the added term and of the loss without it, [C, 2]; nan for clients that are done."""
-    factors = cohort.loss_rows[_FACTORS]
+    factors = step.loss_rows[_FACTORS]
     norms = torch.full_like(factors, math.nan, dtype=torch.float64)
     for column, kept in enumerate(((0.0, 1.0), (1.0, 0.0))):
-        factors.copy_(factors.new_tensor(kept))
-        norms[: len(params), column] = torch.linalg.vector_norm(gradient(params), dim=1, dtype=torch.float64)
-    factors.fill_(1.0)
+        alone = step.with_loss_rows({_FACTORS: factors.new_tensor(kept).repeat(len(factors), 1)})
+        norms[: len(params), column] = torch.linalg.vector_norm(gradient(params, alone), dim=1, dtype=torch.float64)
     return norms

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice
 from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.step import LocalStep
 from lfl.comm import Message
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
@@ -90,8 +91,8 @@ class ClientMomentum(FederatedCallback):
         rest, momentum = 1 - self.alpha, cohort.received["momentum"]
         decay = cohort.optimizer.weight_decay() if self.decay_inside else None
 
-        def mixed(params: Tensor) -> Tensor:
-            mix = gradient(params).mul_(self.alpha).add_(momentum, alpha=rest)
+        def mixed(params: Tensor, step: LocalStep) -> Tensor:
+            mix = gradient(params, step).mul_(self.alpha).add_(momentum, alpha=rest)
             # The optimizer adds all of `wd y`: leave alpha of it.
             return mix if decay is None else mix.sub_(rest * decay * params)
 

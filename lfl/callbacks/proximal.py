@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callback import FederatedCallback, Gradient
+from lfl.client.step import LocalStep
 from lfl.round import Cohort
 
 
@@ -31,8 +32,8 @@ class Proximal(FederatedCallback):
             return gradient
         origin = cohort.origin
 
-        def proximal(params: Tensor) -> Tensor:
+        def proximal(params: Tensor, step: LocalStep) -> Tensor:
             start = origin if origin.dim() == 1 else origin[: len(params)]
-            return gradient(params).add_(params - start, alpha=self.mu)
+            return gradient(params, step).add_(params - start, alpha=self.mu)
 
         return proximal

@@ -13,6 +13,7 @@ from typing_extensions import override
 from lfl.arguments import check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.callbacks.extra_pass import extra_pass
+from lfl.client.step import LocalStep
 from lfl.federation import Federation
 from lfl.round import Cohort
 
@@ -58,8 +59,8 @@ class SharpnessAware(FederatedCallback):
             return gradient
         at_the_top = extra_pass(cohort, gradient)
 
-        def sharpness_aware(params: Tensor) -> Tensor:
-            return at_the_top(climb(params, gradient(params), self.rho))
+        def sharpness_aware(params: Tensor, step: LocalStep) -> Tensor:
+            return at_the_top(climb(params, gradient(params, step), self.rho), step)
 
         return sharpness_aware
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callback import FederatedCallback, Gradient
+from lfl.client.step import LocalStep
 from lfl.comm import Message
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
@@ -61,8 +62,8 @@ class Scaffold(FederatedCallback):
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         correction = cohort.rows["correction"]
 
-        def corrected(params: Tensor) -> Tensor:
-            return gradient(params).add_(correction[: len(params)])
+        def corrected(params: Tensor, step: LocalStep) -> Tensor:
+            return gradient(params, step).add_(correction[: len(params)])
 
         return corrected
 

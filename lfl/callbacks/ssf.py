@@ -16,6 +16,7 @@ from lfl.arguments import own
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.callbacks.scaffold import ControlUpdate, Scaffold
 from lfl.client.layout import ParameterLayout
+from lfl.client.step import LocalStep
 from lfl.comm import Message, dense_bits
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
@@ -95,8 +96,8 @@ class SSF(FederatedCallback):
         correction = cohort.received[_PROJECTED] - cohort.rows["control"]
         total = None if cohort.optimizer.is_plain_sgd else cohort.rows["gradient_sum"]
 
-        def corrected(coordinates: Tensor) -> Tensor:
-            gradients = gradient(coordinates)
+        def corrected(coordinates: Tensor, step: LocalStep) -> Tensor:
+            gradients = gradient(coordinates, step)
             if total is not None:
                 total[: len(gradients)] += gradients
             return gradients.add_(correction[: len(gradients)])

@@ -116,7 +116,7 @@ class ClientModel:
         finally:
             self._frozen, self._receiving = before
 
-    def gradients_of(self, loss: Tensor) -> Tensor:
+    def gradient_of(self, loss: Tensor) -> Tensor:
         """The gradient [D] of a loss computed with the module's own parameters; zero for those that are frozen."""
         found = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
         if len(found) == len(self.parameters):

@@ -26,7 +26,7 @@ class BatchPlan:
         indices: positions in the training data [G, b].
         keys: keys of the examples' augmentation [G, b], if there is any.
         sizes: how many examples of each client count (float64, on the CPU): one number, or [G].
-        weights: of the examples in their client's mean [G, b], zero for padding; none where all count alike.
+        weights: of the examples in their client's mean [G, b], zero for padding; None where all count alike.
     """
 
     step: int
@@ -35,7 +35,7 @@ class BatchPlan:
     indices: Tensor
     keys: Tensor | None
     sizes: float | np.ndarray
-    weights: tuple[Tensor, ...] = ()
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class LocalSchedule:
                     self._order[:count].gather(1, places[index, :count]),
                     None if keys is None else keys[index, :count],
                     counted[index, :count],
-                    (weights[index, :count],),
+                    weights[index, :count],
                 )
 
 

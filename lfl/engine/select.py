@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
 from lfl.client.schedule import count_calls
-from lfl.client.step import Extras
+from lfl.client.step import Extras, StepInput
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
@@ -49,15 +49,15 @@ def build_engine(
 
     Args:
         name: what the user wants.
-        model: the one model.
+        model: the one model of all clients.
         data: the clients' data.
         work: local work of a round.
         callbacks: the stack.
         seed: of all draws.
-        cohort_size: clients of a cohort; none for as many as memory allows.
-        clients_per_round: about.
+        cohort_size: clients of a cohort; None for as many as memory allows.
+        clients_per_round: about how many there are.
         trace_steps: whether steps are recorded, and compiled.
-        resumed: the engine that ``auto`` has taken before; no trial is made.
+        resumed: the engine that ``auto`` took before, if a run is resumed; no trial is made.
         ask: answers a question whose answer differs between processes, with the same answer on all of them.
 
     Raises:
@@ -66,25 +66,8 @@ def build_engine(
     batch, keys = _trial_batch(data, model, seed)
     model.probe(tree_map(lambda x: x[0], batch), keys[0])
     sequential = SequentialEngine(model, data, work, callbacks, seed)
-    untraceable = _why_not_traced(model)
-    if trace_steps and untraceable is None:
-        sequential.trace_steps(compile=trace_steps == "compile")
-    elif trace_steps and name == "sequential":
-        raise ValueError(
-            f"`trace_steps={str(trace_steps).lower()}` cannot record the step of {type(model.module).__name__}: "
-            f"{untraceable}. Leave it out."
-        )
-    if "sequential" in (name, resumed):
-        return sequential
-    with model.recording():
-        reason = why_not_vectorized(model, batch, keys)
-    if reason is not None and name == "vectorized":
-        instead = ", or GroupNorm where that is BatchNorm" if model.changed_buffers else ""
-        raise ValueError(
-            f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`{instead}."
-        )
-    if reason is not None:
-        rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
+    _trace_sequential(sequential, trace_steps, is_named=name == "sequential")
+    if "sequential" in (name, resumed) or not _can_vectorize(model, batch, keys, is_named=name == "vectorized"):
         return sequential
     size = cohort_size or ask(lambda: min(automatic_cohort_size(model, data, seed), max(1, clients_per_round)))
     vectorized = VectorizedEngine(model, data, work, callbacks, seed, size)
@@ -97,10 +80,45 @@ def build_engine(
     return vectorized if is_faster else sequential
 
 
-def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:
-    """As many clients as keep a cohort's parameters within 256 MiB, at most 128; on a CUDA device, as many as fit.
+def _trace_sequential(engine: LocalEngine, trace_steps: TraceSteps, is_named: bool) -> None:
+    """Let the sequential engine record its steps, if they were asked for and the model allows it.
 
-    What a client needs on the device is measured: the peak of a gradient for two clients less that for one.
+    Raises:
+        ValueError: it does not, and the user asked for this engine by name.
+    """
+    untraceable = _why_not_traced(engine.model)
+    if trace_steps and untraceable is None:
+        engine.trace_steps(compile=trace_steps == "compile")
+    elif trace_steps and is_named:
+        raise ValueError(
+            f"`trace_steps={str(trace_steps).lower()}` cannot record the step of {type(engine.model.module).__name__}: "
+            f"{untraceable}. Leave it out."
+        )
+
+
+def _can_vectorize(model: ClientModel, batch: Any, keys: Tensor, is_named: bool) -> bool:
+    """Whether the vectorized engine can train the model; warns if not.
+
+    Raises:
+        ValueError: it cannot, and the user asked for this engine by name.
+    """
+    with model.recording():
+        reason = why_not_vectorized(model, batch, keys)
+    if reason is None:
+        return True
+    if is_named:
+        instead = ", or GroupNorm where that is BatchNorm" if model.changed_buffers else ""
+        raise ValueError(
+            f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`{instead}."
+        )
+    rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
+    return False
+
+
+def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:
+    """The number of clients whose parameters take 256 MiB, at most 128; on a CUDA device, as many as fit.
+
+    What a client needs on the device is measured: the peak of a step of two clients less that of one.
     """
     row = max(1, model.layout.dim) * model.layout.dtype.itemsize
     device = model.parameters[0].device
@@ -112,7 +130,7 @@ def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) ->
 
 
 def _peak(model: ClientModel, data: FederatedData, seed: int, count: int) -> int:
-    """Bytes that a gradient for ``count`` clients needs on the device at most."""
+    """The most bytes that a step of ``count`` clients takes on the device."""
     device = model.parameters[0].device
     batch, keys = _trial_batch(data, model, seed, count)
     engine = VectorizedEngine(model, data, LocalWork(), [], seed, count)
@@ -121,11 +139,13 @@ def _peak(model: ClientModel, data: FederatedData, seed: int, count: int) -> int
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with model.recording():
-        engine.gradients(params, batch, 0, keys, anchor, Extras(engine.global_features(batch, keys, anchor), {}))
+        extras = Extras(engine.global_features(batch, keys, anchor), {})
+        engine.compute_step(params, StepInput(batch, keys, anchor, extras))
     return int(torch.cuda.max_memory_allocated(device)) - int(before)
 
 
 def _why_not_traced(model: ClientModel) -> str | None:
+    """What a step does besides computing results from its arguments; None if nothing that the probe has seen."""
     if model.changed_buffers:
         return f"it changes the buffer {model.changed_buffers[0]!r}"
     if model.uses_global_generator:
@@ -136,7 +156,10 @@ def _why_not_traced(model: ClientModel) -> str | None:
 
 
 def _decide_padding(engine: VectorizedEngine, data: FederatedData, batch: Any, keys: Tensor, per_round: int) -> None:
-    """Pad ragged batches where that saves calls and cannot change the loss; what is decided depends on data alone."""
+    """Pad ragged batches where that saves calls and cannot change the loss.
+
+    The decision depends on model, data and work, never on time: padding changes rounding, and a run must be repeatable.
+    """
     ids, sizes, steps = _typical_clients(engine, data, per_round)
     is_even = int(data.client_sizes.min()) == int(data.client_sizes.max())
     engine.may_descend = is_even
@@ -151,6 +174,7 @@ def _decide_padding(engine: VectorizedEngine, data: FederatedData, batch: Any, k
     with engine.model.recording():
         separable = is_mean_over_examples(engine.model, batch, keys)
     engine.model.reset_metrics()
+    # Padded batches have few shapes, as even ones have: each shape is recorded, which takes as long as many steps.
     if separable:
         engine.padded_width = min(data.batch_size, int(data.client_sizes.max()))
         engine.may_descend = True
@@ -203,7 +227,7 @@ def _seconds(engine: LocalEngine, data: FederatedData, seed: int, count: int) ->
         for _ in range(5):  # the first ones are for warming up
             start = time.perf_counter()
             features = engine.global_features(batch, keys, anchor)
-            engine.try_step(params, batch, keys, anchor, Extras(features, {}))
+            engine.try_step(params, StepInput(batch, keys, anchor, Extras(features, {})))
             float(params[0, 0])  # wait for the device
             best = min(best, time.perf_counter() - start)
     return best
