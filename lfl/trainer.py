@@ -28,7 +28,7 @@ from lfl.client.model import ClientModel
 from lfl.client.rates import LearningRates
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
-from lfl.engine import LocalEngine, LocalPhase, LocalWork, build_engine
+from lfl.engine import EngineSettings, LocalEngine, LocalPhase, LocalWork, build_engine
 from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
@@ -451,18 +451,15 @@ class FederatedTrainer(LightningFacade):
         self.learning_rates = LearningRates(model)
         self.val_dataloaders = self.data.val_dataloader() if self._evaluator.can("validate") else None
         before = resumed_engine if resumed_engine is not None and self.engine_name == "auto" else {}
-        self.engine = build_engine(
+        engine = EngineSettings(
             self.engine_name,
-            self.client_model,
-            self.data,
-            self.work,
-            self.stack,
-            self.seed,
             cohort_size=self.cohort_size or before.get("cohort_size"),
             clients_per_round=len(self.participation.select(1, self.num_clients, self.seed)),
             trace_steps=self.trace_steps,
             resumed=before.get("name"),
-            ask=self._ask_first_process,
+        )
+        self.engine = build_engine(
+            engine, self.client_model, self.data, self.work, self.stack, self.seed, self._ask_first_process
         )
         self.settings = settings_of(self)
 
