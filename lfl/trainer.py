@@ -27,7 +27,7 @@ from lfl.client.rates import LearningRates
 from lfl.client.work import LocalPhase
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
-from lfl.engine import LocalEngine, build_engine
+from lfl.engine import EngineSettings, LocalEngine, build_engine
 from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
@@ -399,18 +399,15 @@ class FederatedTrainer(LightningFacade):
         """The engine; a resumed run goes on with the one that ``auto`` chose."""
         settings = self._settings
         before = before if settings.engine == "auto" else {}
-        return build_engine(
+        engine = EngineSettings(
             settings.engine,
-            model,
-            data,
-            settings.work,
-            self.stack,
-            settings.seed,
             cohort_size=settings.cohort_size or before.get("cohort_size"),
             clients_per_round=len(settings.participation.select(1, data.num_clients, settings.seed)),
             trace_steps=settings.trace_steps,
             resumed=before.get("name"),
-            ask=self._processes.ask_first,
+        )
+        return build_engine(
+            engine, model, data, settings.work, self.stack, settings.seed, ask=self._processes.ask_first
         )
 
     def _open_store(self, folder: Path, data: FederatedData, server: Server) -> ClientStore:

@@ -11,9 +11,11 @@ from methods import METHODS, train_method
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lfl.callbacks import Scaffold
 from lfl.client.layout import ParameterLayout
 from lfl.client.step import StepInput, StepResult
 from lfl.data import FederatedDataModule, IIDPartitioner, RandomCrop
+from lfl.engine import LocalPhase
 from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep, TraceError
 from lfl.models import CifarResNet, Classifier
@@ -217,3 +219,19 @@ def test_a_wrong_descent_is_refused() -> None:
 
     with pytest.raises(TraceError):
         TracedStep(step).descend(0.1, torch.ones(1, 3), NOTHING)
+
+
+def test_passes_over_all_examples_are_recorded_apart(tmp_path: Path) -> None:
+    """A phase computes no gradient of what it freezes; SCAFFOLD's option I asks for one of all parameters."""
+    methods = [Scaffold("I"), Scaffold("I")]
+    for method, trace in zip(methods, (False, True), strict=True):
+        train(
+            [method],
+            tmp_path,
+            mlp(),
+            even_data(batch_size=15),  # one batch an epoch: the shape of the whole data
+            local_phases=[LocalPhase(parameters=["*bias"])],
+            trace_steps=trace,
+        )
+    assert methods[0].control.ne(0).all()
+    torch.testing.assert_close(methods[1].control, methods[0].control, rtol=0, atol=1e-12)

@@ -40,7 +40,7 @@ class Evaluator:
         return stage == "predict" or is_overridden(f"{_STEPS[stage]}_step", self._model.module)
 
     def run(self, stage: Stage, dataloaders: Any) -> tuple[dict[str, float], list[Any]]:
-        """Metrics, and the outputs of ``predict_step`` (this process's).
+        """Run a step over all batches; returns metrics, and the outputs of ``predict_step`` of this process.
 
         Args:
             stage: which step to run.
@@ -60,8 +60,8 @@ class Evaluator:
                 self._call(f"on_{prefix}_epoch_start")
                 for index, loader in enumerate(loaders):
                     suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
-                    found = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
-                    metrics.update({name + suffix: value for name, value in found.items()})
+                    means = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
+                    metrics.update({name + suffix: value for name, value in means.items()})
                 self._model.recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
                 metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
@@ -73,15 +73,15 @@ class Evaluator:
         return metrics, outputs
 
     def run_alone(self, stage: Stage, batches: Iterable[Any]) -> dict[str, float]:
-        """Metrics of this process's own batches, with the parameters that are bound: for a client's own examples."""
+        """Metrics of batches that other processes do not share, such as a client's own examples."""
         module = self._model.module
         modes = [part for part in module.modules() if part.training]
         for part in modes:
             part.training = False
         try:
             with torch.no_grad(), self._model.recording():
-                found = _means(self._sums(stage, batches, None, []))
-                return {**found, **self._model.compute_metrics()}
+                means = _means(self._sums(stage, batches, None, []))
+                return {**means, **self._model.compute_metrics()}
         finally:
             for part in modes:
                 part.training = True
@@ -89,6 +89,7 @@ class Evaluator:
     def _run_loader(
         self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
     ) -> dict[str, float]:
+        # Every process reads all batches and takes each n-th: loaders need not know of processes.
         mine = itertools.islice(loader, self._processes.rank, None, self._processes.count)
         joined = self._joined.setdefault((stage, index), ProcessSums(self._processes))
         return _means(joined.join(self._sums(stage, mine, index, outputs)))
@@ -99,6 +100,7 @@ class Evaluator:
         recorder = self._model.recorder
         sums: dict[str, Tensor] = {}
         for count, raw in enumerate(batches):
+            # The number that the batch has in the loader, as `batch_idx`.
             number = count * self._processes.count + self._processes.rank
             batch = self._model.converted(move_data_to_device(raw, self._processes.device))
             recorder.start()
@@ -106,7 +108,7 @@ class Evaluator:
                 output = step(*_arguments(step, batch, number, index))
             if stage == "predict":
                 outputs.append(output)
-            size = _batch_size(batch)
+            size = _batch_size(batch)  # unless the step says otherwise, as Lightning's `self.log(batch_size=)` does
             for name, value in recorder.values.items():
                 weight = recorder.batch_sizes.get(name, size)
                 row = torch.stack([value.double() * weight, value.new_tensor(weight, dtype=torch.float64)])
@@ -123,11 +125,13 @@ def _means(sums: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _arguments(step: Any, batch: Any, number: int, index: int | None) -> tuple[Any, ...]:
+    """As many of batch, its number and that of its loader as the step takes: Lightning allows one, two or three."""
     count = len(inspect.signature(step).parameters)
     return (batch, number, index or 0)[:count]
 
 
 def _batch_size(batch: Any) -> int:
+    """The number of examples of a batch, from its first tensor."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor):
             return len(leaf) if leaf.dim() else 1

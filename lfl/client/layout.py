@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Names and shapes of the tensors that make up one flat vector, in order.
+    """Names and shapes of the tensors that make up one flat vector, in order; it holds no numbers.
 
     Args:
         names: qualified names, as in ``named_parameters``; a tied weight stands once, under its first name.
@@ -83,6 +83,7 @@ class ParameterLayout:
 
         One ``split``, not D slices: its backward is one concatenation.
         """
+        # `reshape` copies nothing here: splitting the last dimension of a strided tensor needs no other strides.
         parts = flat.split(self.sizes, dim=-1)
         lead = flat.shape[:-1]
         return {n: p.reshape(lead + s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}

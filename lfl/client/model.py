@@ -27,12 +27,12 @@ from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm
 Batch = Any
 
 
-class _AllFound(Exception):
-    """Ends a pass that was made for features alone."""
+class _AllFeaturesFound(Exception):
+    """Raised to end a pass that was made for features alone."""
 
 
 class _TrainingStep(nn.Module):
-    """A module whose forward is the training step, for ``functional_call``."""
+    """A module whose forward is the training step: ``functional_call`` calls nothing but forwards."""
 
     def __init__(self, model: ClientModel) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class ClientModel:
 
     Args:
         module: the model; its parameters become views of flat vectors.
-        autocast: the precision's context.
+        autocast: makes the precision's context.
         convert: converts a batch to the precision's input type.
         loss_terms: the callbacks' ``client_loss``, in order.
         features: names of submodules whose outputs the loss terms read.
@@ -75,7 +75,7 @@ class ClientModel:
         self._metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._loss_terms = loss_terms
         self._features: dict[str, Tensor] = {}
-        self._wanted: set[str] = set()  # a pass may end as soon as these features are there
+        self._wanted: set[str] = set()  # a pass ends as soon as these features are there; empty to let it run
         self._parts = list(module.modules())
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self.parameters = [parameters[name] for name in self.layout.names]
@@ -104,7 +104,7 @@ class ClientModel:
 
     @contextmanager
     def training_only(self, names: list[str] | None) -> Iterator[None]:
-        """No gradients for the parameters that are not named; None for gradients for all."""
+        """Compute gradients for the named parameters only; None for all. May be nested."""
         before = self._frozen, self._receiving
         if names is not None or self._frozen:
             trained = set(self.layout.names if names is None else names)
@@ -118,10 +118,11 @@ class ClientModel:
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """The gradient [D] of a loss computed with the module's own parameters; zero for those that are frozen."""
-        found = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
-        if len(found) == len(self.parameters):
-            return torch.cat([gradient.reshape(-1) for gradient in found])
-        parts = iter(found)
+        # Parameters that a batch does not reach get zeros, as those do that flat rows give gradients to.
+        gradients = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
+        if len(gradients) == len(self.parameters):
+            return torch.cat([gradient.reshape(-1) for gradient in gradients])
+        parts = iter(gradients)
         pairs = zip(self.layout.names, self.parameters, strict=True)
         return torch.cat(
             [(torch.zeros_like(p) if name in self._frozen else next(parts)).reshape(-1) for name, p in pairs]
@@ -131,8 +132,10 @@ class ClientModel:
 
     def bind(self, flat: Tensor) -> None:
         """Make the module's parameters views of ``flat`` [D]."""
+        # `_bound` keeps the memory alive, so that an equal address is the same memory, and no later tensor's.
         if self._bound is not None and self._bound.data_ptr() == flat.data_ptr() and self._bound.shape == flat.shape:
             return
+        # Through `data`: the parameters stay the objects that modules, hooks and optimizers hold.
         for parameter, view in zip(self.parameters, self.layout.views(flat).values(), strict=True):
             parameter.data = view
         self._bound = flat
@@ -216,12 +219,14 @@ class ClientModel:
             if params is None:
                 loss = self.run_step(batch, step)
             else:
+                # One gradient with respect to the whole vector: what is detached gets zeros in it.
                 views = {
                     f"module.{name}": view.detach() if name in self._frozen else view
                     for name, view in self.layout.views(params).items()
                 }
                 loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
+                # Functions, since most terms read no parameters; features are copied, as the next pass replaces them.
                 own = self._joined_parameters if params is None else lambda: params
                 client = ClientStep(batch, anchor, dict(self._features), extras, own, self._forward, self.recorder.log)
                 for term in self._loss_terms:
@@ -253,6 +258,7 @@ class ClientModel:
                 f"The training step logs the Metric object {self.logged_metrics[0]!r}, which would also count the pass "
                 "of the frozen global model: log a number instead."
             )
+        # Not `eval()` and `train()`: parts that the user keeps in evaluation mode must stay in it.
         modes = [part for part in self._parts if part.training]
         for part in modes:
             part.training = False
@@ -264,7 +270,7 @@ class ClientModel:
                 else:
                     views = {f"module.{name}": view for name, view in self.layout.views(anchor).items()}
                     functional_call(self._wrapper, views, (batch, 0), tie_weights=self._is_tied)
-        except _AllFound:
+        except _AllFeaturesFound:
             pass
         finally:
             self._wanted = set()
@@ -291,7 +297,7 @@ class ClientModel:
         return as_scalar(loss, f"`{type(self.module).__name__}.training_step` must return a scalar loss")
 
     def probe(self, batch: Batch, key: Tensor) -> None:
-        """Take one training step on the side, to learn what the module does; leaves no trace.
+        """Take one training step on the side, to learn what the module does. Buffers and generators are put back.
 
         Args:
             batch: one client's batch.
@@ -304,6 +310,7 @@ class ClientModel:
             self.recorder.start()
             self.run_step(batch, 0)
         self.random_operations = random.draws > 0
+        # What `ClientRandom` has replaced leaves the global generator alone: who moves it all the same needs a seed.
         self.uses_global_generator = not torch.equal(state, torch.get_rng_state())
         self.changed_buffers = [n for n, b in self.module.named_buffers() if not torch.equal(b, buffers[n])]
         torch.set_rng_state(state)
@@ -327,6 +334,7 @@ class ClientModel:
         computed = {}
         for name, index in sorted(logged.items()):
             metric = self._metrics[index]
+            # One client's own metric must not wait for the other processes, which may have no such client.
             together = metric.distributed_available_fn
             metric.distributed_available_fn = together if gather is not None else lambda: False
             computed[name] = float(metric.compute())
@@ -335,7 +343,7 @@ class ClientModel:
         return computed
 
     def reset_metrics(self) -> None:
-        """Let the module's Metric objects start anew."""
+        """Reset the module's Metric objects."""
         self.recorder.metrics.clear()
         for metric in self._metrics:
             metric.reset()
@@ -349,7 +357,8 @@ class ClientModel:
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Redirect ``self.log`` of the module to the recorder."""
+        """Redirect ``self.log`` of the module to the recorder. May be nested."""
+        # In the instance's dict, which wins over the class: no module has to know of it.
         own = {name: self.module.__dict__.get(name) for name in ("log", "log_dict")}
         self.module.__dict__.update(log=self.recorder.log, log_dict=self.recorder.log_dict)
         try:
@@ -392,7 +401,7 @@ class ClientModel:
         def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             self._features[name] = output
             if self._wanted and self._wanted <= self._features.keys():
-                raise _AllFound  # nobody reads what the rest of the step would compute
+                raise _AllFeaturesFound  # nobody reads what the rest of the step would compute
 
         layer.register_forward_hook(keep)
 

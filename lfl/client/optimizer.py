@@ -51,22 +51,25 @@ def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedule
 
 
 def advance(config: LRSchedulerConfig, *metric: float) -> None:
-    """Step a scheduler, with the metric that it watches where it watches one."""
+    """Step a scheduler; ``metric`` is the value that it watches, if it watches one."""
     scheduler: Any = config.scheduler  # annotated as a union whose members' `step` differ
     scheduler.step(*metric)
 
 
 def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> float:
-    """How far SGD with these settings moves under a constant unit gradient: ``||a||_1 * eta``.
+    """How far SGD moves under a constant unit gradient: ``||a||_1 * eta``; ``len(rates) * lr`` without momentum.
 
-    The scalar recursion of torch's SGD (momentum, dampening, Nesterov), over the learning rates of the steps taken.
-    ``len(rates) * lr`` without momentum.
+    Args:
+        groups: the optimizer's groups, whose settings are the same.
+        rates: the learning rates of the steps taken, one a step.
     """
     group = next(iter(groups))
     momentum, dampening, nesterov = group["momentum"], group["dampening"], group["nesterov"]
     moved, velocity = 0.0, 0.0
+    # A product, and no sum of equal numbers, which would round at every step.
     if not momentum and len(set(rates)) <= 1:
         return len(rates) * rates[0] if rates else 0.0
+    # The scalar recursion of torch's SGD; its first step takes the gradient as velocity, whatever the dampening.
     for step, rate in enumerate(rates):
         velocity = 1.0 if step == 0 else momentum * velocity + 1.0 - dampening
         moved += rate * (1.0 + momentum * velocity if nesterov else velocity if momentum else 1.0)
@@ -85,8 +88,13 @@ class LocalOptimizer:
         layout: where each parameter lies.
         values: ``[C, D]``, or coordinates ``[C, R]``.
         rates: learning rates of this round, one a group; None for the module's own.
-        in_coordinates: ``values`` are coordinates; weight decay then acts on the parameters, see ``weight_decay``.
+        in_coordinates: whether ``values`` are coordinates; weight decay is then left to the engine, which adds it to
+            gradients of parameters, see ``weight_decay``.
         trained: names of the parameters it moves; None for all.
+
+    Attributes:
+        optimizer: the user's own.
+        plain_rate: the learning rate, if a step is nothing but ``values -= rate * gradients``; else None.
 
     Raises:
         ValueError: the optimizer's groups differ, or it decays weights by itself, and ``values`` are coordinates.
@@ -103,8 +111,9 @@ class LocalOptimizer:
     ) -> None:
         self.optimizer, configs = build_optimizer(module)
         self._step_schedulers = [config for config in configs if config.interval == "step"]
-        self._values, self._layout = values, layout
-        self._rates_taken: list[float] = []
+        self._values = values
+        self._layout = layout
+        self._rates_taken: list[float] = []  # of this cohort's steps so far
         for group, rate in zip(self.optimizer.param_groups, rates or (), strict=bool(rates)):
             group["lr"] = rate
         names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -112,7 +121,8 @@ class LocalOptimizer:
             [names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups
         ]
         self._decays = [float(group.get("weight_decay", 0.0)) for group in self.optimizer.param_groups]
-        # Views of `values` by parameter of the optimizer, so that rows can be narrowed and gradients assigned.
+        # The part of `values` that each parameter of the optimizer is, so that rows can be narrowed and gradients
+        # assigned.
         self._spans: list[tuple[torch.nn.Parameter, slice]] = []
         self._stacked = in_coordinates or type(self.optimizer) in ELEMENTWISE
         if in_coordinates:
@@ -128,11 +138,9 @@ class LocalOptimizer:
             for group in self.optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if any(p is parameter for parameter, _ in self._spans)]
         self._is_whole = [span for _, span in self._spans] == [slice(0, values.shape[1])]
-        # The learning rate, if a step is nothing but `values -= rate * gradients`.
         self.plain_rate = self._find_plain_rate()
 
     def _find_plain_rate(self) -> float | None:
-        """The learning rate, if a step is nothing but ``values -= rate * gradients``."""
         groups = self.optimizer.param_groups
         if (
             not self.is_plain_sgd
@@ -147,7 +155,7 @@ class LocalOptimizer:
 
     @property
     def steps_module(self) -> bool:
-        """Whether it steps the module's own parameters, as an optimizer that is not elementwise does."""
+        """Whether it steps the module's own parameters, being no elementwise optimizer."""
         return not self._stacked
 
     @property
@@ -171,7 +179,7 @@ class LocalOptimizer:
         return decay
 
     def movement_scales(self, num_steps: list[int]) -> list[float]:
-        """``||a||_1 * eta`` for clients that took ``num_steps`` steps.
+        """``||a||_1 * eta`` of clients that take ``num_steps`` steps in all, see ``movement_scale``.
 
         Raises:
             ValueError: the optimizer is not SGD, or its groups differ.
@@ -197,7 +205,7 @@ class LocalOptimizer:
         return [scales[steps] for steps in num_steps]
 
     def restart(self, values: Tensor) -> bool:
-        """Go on as a fresh optimizer of other rows; False where that needs a new object, because it has a state."""
+        """Reuse this optimizer for the rows of another cohort; False if it is stateful and must be rebuilt."""
         if self.plain_rate is None or values.shape[1] != self._values.shape[1]:
             return False
         self._values, self._rates_taken = values, []
@@ -205,11 +213,12 @@ class LocalOptimizer:
 
     def narrow(self, active: int) -> None:
         """Go on with the first ``active`` clients; the others' values and state stay as they are."""
-        if self.plain_rate is not None:
+        if self.plain_rate is not None:  # `step` itself takes as many rows as there are gradients
             return
         for parameter, span in self._spans:
             if not self._stacked or len(parameter) == active:
                 continue
+            # The object stays, since the optimizer finds its state by it; both get shorter.
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -217,13 +226,13 @@ class LocalOptimizer:
             parameter.data = self._values[:active, span]
 
     def take_plain_step(self) -> float:
-        """Count a step that somebody else makes, and say its rate."""
+        """Record a plain step taken outside of this optimizer; returns its learning rate."""
         assert self.plain_rate is not None
         self._rates_taken.append(self.plain_rate)
         return self.plain_rate
 
     def step(self, gradients: Tensor) -> None:
-        """One step on ``gradients`` [A, D], A the clients still active."""
+        """Take a step on ``gradients`` [A, D] of the A clients at work, or [A, R]."""
         if self.plain_rate is not None:
             # What torch's SGD does, to the bit, without its bookkeeping; it matters where a step takes microseconds.
             self.take_plain_step()
@@ -236,6 +245,7 @@ class LocalOptimizer:
             return
         for parameter, span in self._spans:
             gradient = gradients[:, span]
+            # A parameter of the module itself has its own shape, and there is one client.
             parameter.grad = gradient if parameter.shape == gradient.shape else gradient.reshape(parameter.shape)
         self._rates_taken.append(float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
@@ -243,7 +253,13 @@ class LocalOptimizer:
             advance(config)
 
     def _replace(self, group: dict[str, Any], spans: list[slice], initial: dict[str, Any]) -> None:
-        """Let ``group`` step views of ``values``; ``initial`` is the state its parameters were built with."""
+        """Let ``group`` step the ``spans`` of ``values``.
+
+        Args:
+            group: of the optimizer.
+            spans: parts of the vector.
+            initial: entries [D] of the state that the group's parameters were built with, by name.
+        """
         for parameter in group["params"]:
             self.optimizer.state.pop(parameter, None)
         group["params"] = []
@@ -252,11 +268,17 @@ class LocalOptimizer:
             group["params"].append(parameter)
             self._spans.append((parameter, span))
             for key, value in initial.items():
+                # Every client starts with the same entries; counters have no dimension, and are one for all.
                 own = value[span].expand_as(parameter) if isinstance(value, Tensor) and value.dim() else value
                 self.optimizer.state[parameter][key] = own.clone() if isinstance(own, Tensor) else own
 
     def _initial_state(self, group: dict[str, Any], members: list[str]) -> dict[str, Any]:
-        """The state some optimizers (Adagrad) fill when they are built: entries over the whole vector [D]."""
+        """The state that some optimizers (Adagrad) have when they are built, as entries over the whole vector [D].
+
+        Args:
+            group: of the optimizer.
+            members: names of its parameters.
+        """
         initial: dict[str, Any] = {}
         trained = [p for p in group["params"] if p.requires_grad]
         for name, parameter in zip(members, trained, strict=True):
@@ -270,6 +292,11 @@ class LocalOptimizer:
         return initial
 
     def _use_coordinates(self) -> None:
+        """Let one group step all coordinates, which belong to no parameter in particular; refuse what has one.
+
+        Raises:
+            ValueError: see the class.
+        """
         groups = self.optimizer.param_groups
         ignored = {"params", "weight_decay"}
         settings = [{k: v for k, v in group.items() if k not in ignored} for group in groups]
@@ -287,7 +314,7 @@ class LocalOptimizer:
                 "coordinates; set weight_decay to 0 or use an optimizer with coupled weight decay."
             )
         for group in groups:
-            group["weight_decay"] = 0.0
+            group["weight_decay"] = 0.0  # it has gone into `_decays`; see `weight_decay`
         if any(self._initial_state(group, names) for group, names in zip(groups, self._names, strict=True)):
             raise ValueError(
                 f"{type(self.optimizer).__name__} starts with a state of its own, one entry a parameter, "

@@ -20,20 +20,30 @@ NextKey = Callable[[], Tensor]
 
 
 class ClientRandom(TorchFunctionMode):
-    """Draws dropout masks and random tensors from ``key`` (a 64-bit integer tensor, 0-d) and the number of the draw."""
+    """Draws dropout masks and random tensors from a key and the number of the draw.
+
+    Args:
+        key: 64-bit integer without dimensions.
+
+    Attributes:
+        draws: number of draws so far.
+    """
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
-        self._key, self.draws = key, 0
+        self._key = key
+        self.draws = 0
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Looked up by the function itself: what is not there, in-place methods such as `normal_` too, draws from the
+        # global generator, which `ClientModel.probe` notices.
         replacement = _REPLACEMENTS.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
         return replacement(self.next_key, *args, **(kwargs or {}))
 
     def next_key(self) -> Tensor:
-        """The key of the next draw."""
+        """The key of the next draw: two dropout layers of one step must not share a mask."""
         self.draws += 1
         return fold(self._key, self.draws)
 
@@ -52,13 +62,14 @@ def _feature_dropout(
 def _drop(key: NextKey, input: Tensor, shape: tuple[int, ...], p: float, training: bool) -> Tensor:
     if not training or p == 0.0:
         return input
-    if p == 1.0:
+    if p == 1.0:  # as torch does, and 0 / 0 otherwise
         return input * 0.0
     keep = uniform(key(), math.prod(shape)).reshape(shape) >= p
     return input * (keep.to(input.dtype) / (1.0 - p))
 
 
 def _shape(size: Any) -> tuple[int, ...]:
+    """A shape that was given as ``(2, 3)`` or as ``2, 3``."""
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
 
 
@@ -93,7 +104,8 @@ def _uniform(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> T
 
 
 def _normal(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
-    """Box-Muller."""
+    """Standard normal numbers, by Box and Muller's transformation."""
+    # In float64 whatever the result's type, and of 1 - u, which is never zero as u may be.
     count = math.prod(shape)
     first, second = uniform(key(), 2 * count, torch.float64).split(count, dim=-1)
     drawn: Tensor = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()

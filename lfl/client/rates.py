@@ -10,15 +10,20 @@ from lfl.storage.fingerprint import describe_entries, describe_optimizer
 
 
 def _without_counters(state: dict[str, Any]) -> dict[str, Any]:
-    """MultiStepLR keeps its milestones in a Counter, which a checkpoint cannot hold."""
+    """A scheduler's state with dicts for Counters (MultiStepLR's milestones), which a checkpoint cannot hold."""
     return {key: dict(value) if isinstance(value, Counter) else value for key, value in state.items()}
 
 
 class LearningRates:
     """The learning rates of a round: ``configure_optimizers``' schedulers with interval "epoch" step once a round.
 
+    Clients have fresh optimizers; schedules over rounds belong to one more optimizer, which never steps a parameter.
+
     Args:
         module: the model.
+
+    Attributes:
+        description: optimizer and schedulers as plain values, for a checkpoint to compare.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -39,6 +44,7 @@ class LearningRates:
         """Rates of a phase with a rate of its own, which follows the schedule as the module's do."""
         if lr is None:
             return self.current
+        # Relative to the module's first rates: what the schedule makes of them it makes of this one.
         rates = self.current or self._first
         return [lr * (now / first if first else 1.0) for now, first in zip(rates, self._first, strict=True)]
 
@@ -69,7 +75,7 @@ class LearningRates:
         return {"schedulers": [_without_counters(c.scheduler.state_dict()) for c in self._schedulers], "rates": rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
+        """Go back to what ``state_dict`` returned."""
         for config, saved in zip(self._schedulers, state["schedulers"], strict=True):
             counters = {key for key, value in config.scheduler.state_dict().items() if isinstance(value, Counter)}
             config.scheduler.load_state_dict({k: Counter(v) if k in counters else v for k, v in saved.items()})

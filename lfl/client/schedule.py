@@ -17,7 +17,7 @@ _AT_A_TIME = 2**20  # random numbers drawn together
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch of some clients at one step, all of the same size or padded to it.
+    """Which examples some clients see at one step: as many for each of them, or padded to as many.
 
     Attributes:
         step: the local step.
@@ -40,12 +40,12 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Padding:
-    """How batches are padded.
+    """How batches are padded, so that few shapes occur.
 
     Attributes:
         width: examples of every batch.
         rows: the number of clients of a batch is a multiple of this, or the whole cohort; those beyond the active ones
-            have no weight. So that few shapes occur.
+            have no weight.
         dtype: of the weights.
     """
 
@@ -67,8 +67,8 @@ class LocalSchedule:
         batch_size: b.
         shuffle_keys: one key per client [C], on the device of ``indices``.
         augment_keys: likewise; None where nothing is augmented.
-        shuffle: off for a pass in stored order.
-        padding: pad the batches of a step to one, see ``Padding``.
+        shuffle: whether epochs are shuffled; else in stored order.
+        padding: how to pad all batches of a step to one; None to leave them apart.
     """
 
     def __init__(
@@ -82,8 +82,10 @@ class LocalSchedule:
         shuffle: bool = True,
         padding: Padding | None = None,
     ) -> None:
-        self._padding, self._batch_size = padding, batch_size
+        self._padding = padding
+        self._batch_size = batch_size
         self._epoch, self._batch, self._size = _plan(sizes, num_steps, batch_size)
+        # Clients stand in descending order of steps, so that those at work at a step [S, C] are always the first.
         working = num_steps.numpy() > np.arange(len(self._size))[:, None]
         self._active = working.sum(axis=1)
         # Where each batch begins in a client's row of `_order`, which holds one epoch after another.
@@ -119,21 +121,27 @@ class LocalSchedule:
         if self._augment_keys is not None:
             epochs = torch.from_numpy(self._epoch[step, rows]).to(device)
             places = self._batch[step, rows, None] * self._batch_size + np.arange(size)
+            # A key for each example of each epoch, by its place in the epoch: batches and cohorts do not matter.
             keys = fold(self._augment_keys[rows], epochs)[:, None] + torch.from_numpy(places).to(device)
         return BatchPlan(step, active, rows, indices, keys, size)
 
     def _padded(self, padding: Padding) -> Iterator[BatchPlan]:
         """All clients of a step in one batch: short ones repeat their last example, with weight zero."""
         device, clients = self._order.device, np.arange(len(self._order))
+        # Places, weights and keys [S, C, width] of a block of many steps are computed in one operation each, in numpy,
+        # since sizes are there; one copy brings a block to the device. A step then only takes its part.
         per_block = max(1, _AT_A_TIME // (len(clients) * padding.width))
-        for start in range(0, len(self._size), per_block):  # many steps in one operation
+        for start in range(0, len(self._size), per_block):
             block = slice(start, start + per_block)
             working = clients < self._active[block, None]
             sizes = np.where(working, self._size[block], 0)[..., None]
+            # 0, 1, .., size - 1, size - 1, ..: an example that exists, so that no padding is ever nan times zero.
             columns = np.minimum(np.arange(padding.width), np.maximum(sizes, 1) - 1)
-            firsts = np.where(working, self._first[block], 0)[..., None]  # those who are done have no more epochs
+            # Clients that are done have no epoch of that number in `_order`: they repeat the first example of all.
+            firsts = np.where(working, self._first[block], 0)[..., None]
             places = torch.from_numpy(firsts + columns).to(device)
             is_used = torch.from_numpy(np.arange(padding.width) < sizes).to(device, padding.dtype)
+            # 1 / size, as in a mean; clients that are done have size 0, and weights 0 instead of nan.
             weights = is_used / is_used.sum(dim=2, keepdim=True).clamp_(min=1)
             keys = None
             if self._augment_keys is not None:
@@ -142,7 +150,7 @@ class LocalSchedule:
                 keys = fold(self._augment_keys, epochs)[..., None] + shifts
             counted = sizes[..., 0].astype(np.float64)
             for index, active in enumerate(self._active[block].tolist()):
-                count = min(len(clients), -(-active // padding.rows) * padding.rows)
+                count = min(len(clients), -(-active // padding.rows) * padding.rows)  # the next multiple
                 yield BatchPlan(
                     start + index,
                     active,
@@ -155,13 +163,18 @@ class LocalSchedule:
 
 
 def _shuffled(indices: Tensor, sizes: Tensor, epochs: int, keys: Tensor | None) -> Tensor:
-    """Every client's examples in the order of each epoch, one epoch after another [C, epochs * n_max]."""
+    """Every client's examples in the order of each epoch, one epoch after another [C, epochs * n_max].
+
+    Without keys in stored order.
+    """
     if keys is None:
         return indices.repeat(1, epochs)
     count, width = indices.shape
     beyond = torch.arange(width, device=indices.device) >= sizes.to(indices.device)[:, None]
     parts = []
     for some in torch.arange(epochs, device=indices.device).split(max(1, _AT_A_TIME // (count * width))):
+        # A permutation is the order of random numbers. Where a row is padded the number is the largest there is, so
+        # that padding comes last; the sort is stable, so that even a draw of that number would leave examples before.
         draws = random_bits(fold(keys[:, None], some), width).masked_fill_(beyond[:, None], _LAST)
         parts.append(indices[:, None].expand_as(draws).gather(2, draws.argsort(dim=2, stable=True)))
     return torch.cat(parts, dim=1).reshape(count, epochs * width)
@@ -190,7 +203,7 @@ class ReplacementSchedule:
     ) -> None:
         self._batch_size = batch_size
         self._active = (num_steps.numpy() > np.arange(int(num_steps.max()))[:, None]).sum(axis=1)
-        # Of 63 bits: the bias towards small positions is below 1e-12.
+        # Remainders of 63 bits: the bias towards small positions is below 1e-12.
         draws = random_bits(keys, len(self._active) * batch_size) % sizes.to(indices.device)[:, None]
         self._order = indices.gather(1, draws)
         self._keys = None if augment_keys is None else augment_keys[:, None] + torch.arange(draws.shape[1]).to(draws)
@@ -212,18 +225,18 @@ def _plan(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[np.ndarray
 
 
 def count_calls(sizes: Tensor, num_steps: Tensor, batch_size: int) -> tuple[int, int]:
-    """How many batches a cohort takes when clients with batches of equal size share one, and how many apart."""
+    """Number of batches of a cohort if clients with batches of equal size share one, and if none are shared."""
     _, _, size = _plan(sizes, num_steps, batch_size)
     working = num_steps.numpy() > np.arange(len(size))[:, None]
     return sum(len(np.unique(row[mask])) for row, mask in zip(size, working, strict=True)), int(working.sum())
 
 
 def steps_per_epoch_of(sizes: Tensor, batch_size: int) -> Tensor:
-    """Batches in one epoch [C]; the last one may be smaller."""
+    """Number of batches in one epoch [C]; the last one may be smaller."""
     return (sizes + batch_size - 1) // batch_size
 
 
 def _as_rows(members: np.ndarray) -> slice | Tensor:
-    """Neighbouring rows as a slice, which makes views instead of copies."""
+    """Row numbers; as a slice where they are neighbours, which makes views instead of copies."""
     first, last = int(members[0]), int(members[-1])
     return slice(first, last + 1) if last - first + 1 == len(members) else torch.from_numpy(members)

@@ -1,4 +1,4 @@
-"""How much a client does in a round, and on which parameters."""
+"""The local work of a round: how many steps a client takes, and which parameters it trains."""
 
 from __future__ import annotations
 
@@ -74,20 +74,21 @@ class LocalWork:
         return total
 
     def expected(self, sizes: Tensor, batch_size: int) -> Tensor:
-        """How long each client takes [C], in units of no meaning: a step costs as much as a full batch of examples."""
+        """The expected cost of each client's work [C], in examples; a step costs as much as ``batch_size`` of them."""
         if self.sampling == "replacement":
             return self.num_steps(sizes, batch_size)
         steps_per_epoch = steps_per_epoch_of(sizes, batch_size)
         steps = self.num_steps(sizes, batch_size)
+        # Examples seen: all of them in each whole epoch; then full batches, but no more than an epoch has.
         epochs, rest = steps // steps_per_epoch, steps % steps_per_epoch
         return steps * batch_size + epochs * sizes + torch.minimum(rest * batch_size, sizes)
 
     def clip(self, gradients: Tensor) -> Tensor:
-        """Clip rows [A, D] in place."""
+        """Clip gradients [A, D] in place, each client's by itself; returns them."""
         if self.clip_value is None:
             return gradients
         if self.clip_algorithm == "value":
             return gradients.clamp_(-self.clip_value, self.clip_value)
         norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-        # The same factor as torch.nn.utils.clip_grad_norm_.
+        # The same factor as torch.nn.utils.clip_grad_norm_, its 1e-6 included: the bits of Lightning's trainer.
         return gradients.mul_((self.clip_value / (norms + 1e-6)).clamp_(max=1.0))

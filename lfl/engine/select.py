@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -30,58 +31,66 @@ _MARGIN = 0.9  # the trial is short and knows nothing of the rest of a round: pr
 _FEWER_CALLS = 0.8  # padding is worth it where it saves a fifth of the calls
 
 
+@dataclass(frozen=True)
+class EngineSettings:
+    """Which engine the user wants, and how it is to run.
+
+    Args:
+        name: ``auto`` is the vectorized engine where the model allows it and a short trial finds it faster.
+        cohort_size: clients of a cohort; None for as many as memory allows.
+        clients_per_round: about how many there are.
+        trace_steps: whether steps are recorded, and compiled.
+        resumed: the engine that ``auto`` took before, if a run is resumed; no trial is made.
+    """
+
+    name: EngineName
+    cohort_size: int | None = None
+    clients_per_round: int = 10
+    trace_steps: TraceSteps = False
+    resumed: str | None = None
+
+
 def build_engine(
-    name: EngineName,
+    settings: EngineSettings,
     model: ClientModel,
     data: FederatedData,
     work: LocalWork,
     callbacks: list[FederatedCallback],
     seed: int,
-    cohort_size: int | None = None,
-    clients_per_round: int = 10,
-    trace_steps: TraceSteps = False,
-    resumed: str | None = None,
     ask: Callable[[Callable[[], Any]], Any] = lambda question: question(),
 ) -> LocalEngine:
     """Probe the model and build the engine.
 
-    ``auto`` takes the vectorized engine where the model allows it and a short trial finds it faster.
-
     Args:
-        name: what the user wants.
+        settings: what the user wants.
         model: the one model of all clients.
         data: the clients' data.
         work: local work of a round.
         callbacks: the stack.
         seed: of all draws.
-        cohort_size: clients of a cohort; None for as many as memory allows.
-        clients_per_round: about how many there are.
-        trace_steps: whether steps are recorded, and compiled.
-        resumed: the engine that ``auto`` took before, if a run is resumed; no trial is made.
         ask: answers a question whose answer differs between processes, with the same answer on all of them.
 
     Raises:
         ValueError: ``vectorized`` or ``trace_steps`` was asked for and the model does not allow it; names the reason.
     """
+    name, per_round, chosen = settings.name, settings.clients_per_round, (settings.name, settings.resumed)
     batch, keys = _trial_batch(data, model, seed)
     model.probe(tree_map(lambda x: x[0], batch), keys[0])
     sequential = SequentialEngine(model, data, work, callbacks, seed)
-    _trace_sequential(sequential, trace_steps, is_named=name == "sequential")
-    if "sequential" in (name, resumed) or not _can_vectorize(model, batch, keys, is_named=name == "vectorized"):
+    _trace(sequential, settings.trace_steps, is_named=name == "sequential")
+    if "sequential" in chosen or not _can_vectorize(model, batch, keys, is_named=name == "vectorized"):
         return sequential
-    size = cohort_size or ask(lambda: min(automatic_cohort_size(model, data, seed), max(1, clients_per_round)))
+    size = settings.cohort_size or ask(lambda: min(automatic_cohort_size(model, data, seed), max(1, per_round)))
     vectorized = VectorizedEngine(model, data, work, callbacks, seed, size)
-    _decide_padding(vectorized, data, batch, keys, clients_per_round)
-    if trace_steps:
-        vectorized.trace_steps(compile=trace_steps == "compile")
-    if "vectorized" in (name, resumed):
+    _decide_padding(vectorized, data, batch, keys, per_round)
+    _trace(vectorized, settings.trace_steps, is_named=False)
+    if "vectorized" in chosen:
         return vectorized
-    is_faster = ask(lambda: _is_faster(vectorized, sequential, data, seed, clients_per_round))
-    return vectorized if is_faster else sequential
+    return vectorized if ask(lambda: _is_faster(vectorized, sequential, data, seed, per_round)) else sequential
 
 
-def _trace_sequential(engine: LocalEngine, trace_steps: TraceSteps, is_named: bool) -> None:
-    """Let the sequential engine record its steps, if they were asked for and the model allows it.
+def _trace(engine: LocalEngine, trace_steps: TraceSteps, is_named: bool) -> None:
+    """Let an engine record its steps, if that was asked for and the model allows it.
 
     Raises:
         ValueError: it does not, and the user asked for this engine by name.
@@ -124,6 +133,7 @@ def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) ->
     device = model.parameters[0].device
     if device.type != "cuda":
         return max(1, min(_LARGEST_COHORT, _COHORT_BYTES // row))
+    # The difference leaves out what a step needs however many clients there are.
     each = max(row, _peak(model, data, seed, 2) - _peak(model, data, seed, 1))
     free = torch.cuda.mem_get_info(device)[0]
     return max(1, min(_LARGEST_COHORT, int(_DEVICE_SHARE * free) // (each + 3 * row)))  # values, gradients, updates
@@ -181,7 +191,7 @@ def _decide_padding(engine: VectorizedEngine, data: FederatedData, batch: Any, k
 
 
 def _typical_clients(engine: LocalEngine, data: FederatedData, per_round: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, sizes and local steps of as many clients as take part in a round, evenly spaced."""
+    """Ids, sizes and local steps of as many clients as take part in a round, evenly spaced over the ids."""
     count = min(per_round, data.num_clients)
     ids = torch.linspace(0, data.num_clients - 1, count, dtype=torch.float64).long()
     ids = ids[data.client_sizes[ids] > 0]
@@ -202,7 +212,10 @@ def _trial_batch(data: FederatedData, model: ClientModel, seed: int, count: int 
 def _is_faster(
     vectorized: VectorizedEngine, sequential: LocalEngine, data: FederatedData, seed: int, clients_per_round: int
 ) -> bool:
-    """Whether a round is faster vectorized, from timed steps and the batches that typical clients would need."""
+    """Whether a round is faster vectorized, estimated from timed steps and the batches of typical clients.
+
+    A call of n clients is taken to cost ``alone + (n - 1) * each``.
+    """
     ids, sizes, steps = _typical_clients(vectorized, data, clients_per_round)
     if not len(ids):
         return False
@@ -219,7 +232,7 @@ def _is_faster(
 
 
 def _seconds(engine: LocalEngine, data: FederatedData, seed: int, count: int) -> float:
-    """Seconds of one step of ``count`` clients, the best of three."""
+    """Seconds of one step of ``count`` clients, the least of five."""
     batch, keys = _trial_batch(data, engine.model, seed, count)
     params = engine.model.flat_parameters().repeat(count, 1)
     best, anchor = float("inf"), params[0].clone()
