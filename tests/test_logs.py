@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import mlp, train
+from conftest import mlp, ragged_data, train
+from test_buffers import batch_norm, even_data
 from torch import Tensor
 
 from lfl.callbacks import FederatedCallback, Proximal
 from lfl.models import Classifier
+from lfl.participation import FullParticipation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 
@@ -77,3 +79,44 @@ def test_only_the_first_pass_of_a_step_is_logged(tmp_path: Path) -> None:
     once, twice = (train(stack, tmp_path) for stack in ([], [Twice()]))
     assert torch.equal(once.server.vector, twice.server.vector)
     assert once.summary.last("train/loss") == twice.summary.last("train/loss")
+
+
+class OwnSums(FederatedCallback):
+    """Adds up under names that the loop uses, or once used."""
+
+    NAMES = ("buffers", "counters", "uplink_bits", "count/clients", "aggregate/update", "metrics/train/loss", "losses")
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def on_cohort_end(self, cohort: Any) -> None:
+        for name in self.NAMES:
+            cohort.round.accumulate(name, torch.ones(3))
+
+    def on_round_end(self, round: Any) -> None:
+        self.found.append({name: value.tolist() for name, value in round.sums.items()})
+
+
+@ENGINES
+def test_callbacks_sums_have_names_of_their_own(engine: str, tmp_path: Path) -> None:
+    """Statistics of BatchNorm included, which travel as sums of the loop's own."""
+    options: dict[str, Any] = {
+        "engine": engine,
+        "cohort_size": 1,
+        "max_rounds": 2,
+        "participation": FullParticipation(),
+    }
+    module, data = (batch_norm, even_data) if engine == "sequential" else (mlp, ragged_data)
+    sums = OwnSums()
+    plain, found = (train(stack, tmp_path, module(), data(), **options) for stack in ([], [sums]))
+    states = plain.server_state_dict(), found.server_state_dict()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert plain.ledger.metrics() == found.ledger.metrics()
+    assert plain.summary.last("train/loss") == found.summary.last("train/loss")
+    assert sums.found == [{name: [float(plain.num_clients)] * 3 for name in OwnSums.NAMES}] * 2  # one a cohort
+
+
+@ENGINES
+def test_both_names_are_logged_with_their_own_values(engine: str, tmp_path: Path) -> None:
+    run = train([], tmp_path, Logging(mlp().backbone), engine=engine, cohort_size=2)
+    assert [run.summary.last(name)[0] for name in ("tokens", "tokens/count")] == pytest.approx([7.0, 3.0], abs=1e-12)
