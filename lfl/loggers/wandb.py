@@ -23,7 +23,7 @@ from typing_extensions import override
 from lfl.loggers.csv import METRICS_FILE, TIMING_FILE, read_rows
 
 _AXIS = "round"
-# wandb's settings, its own defaults and what takes their place: it waits 90 s for a server and without end for an upload.
+# wandb waits 90 s for a server and for ever for an upload: its settings, their defaults and what takes their place.
 _LIMITS = {"init_timeout": (90.0, 10.0), "finish_timeout": (0.0, 120.0), "finish_timeout_raises": (False, True)}
 _CREDENTIALS = {"api_key", "base_url", "identity_token_file"}
 
@@ -170,13 +170,11 @@ class WandbLogger(LightningWandbLogger):
         if defaults.sweep_id or (mode == "disabled" and not self._offline):
             return wandb.init(**self._wandb_init)
         own = arguments.pop("settings", None) or {}
-        arguments["settings"] = {
-            "silent": True,
-            **(own if isinstance(own, dict) else own.model_dump(exclude_unset=True)),
-        }
+        own = own if isinstance(own, dict) else own.model_dump(exclude_unset=True)
+        arguments["settings"] = {"silent": True, **own}
         if self._offline or mode in ("offline", "dryrun"):
             reason = "as asked"
-        elif not (_CREDENTIALS & arguments["settings"].keys() or _has_key(wandb, defaults)):
+        elif not (_CREDENTIALS & own.keys() or _has_key(wandb, defaults)):
             reason = "there is no API key"
         else:
             try:
