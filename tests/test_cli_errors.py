@@ -142,6 +142,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--lr_scheduler=ReduceLROnPlateau", "`lr_scheduler`: ReduceLROnPlateau needs `monitor`."),
         ("--optimizer.lr=-1.0", "`optimizer` or `lr_scheduler` cannot be built: Invalid learning rate: -1.0."),
         ("--trainer.server_optimizer.lr=-1.0", "`server_optimizer` cannot be built: Invalid learning rate: -1.0."),
+        ("--trainer.accelerator=cpu --trainer.devices=abc", "No trainer with these settings: `devices` selected with"),
         (f"{CLIENTS}=0", "`clients_per_round=0` must be at least 1."),
         (f"{CLIENTS}=11", "`clients_per_round=11` but the data module has 10 clients. Lower it, or raise `data.num"),
         (f"{CLIENTS}=1.5", "`clients_per_round=1.5` is a fraction of all clients and must be in (0, 1]"),

@@ -121,7 +121,7 @@ class FederatedCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (RuntimeError, MisconfigurationException) as error:  # Fabric's, such as no GPU
+        except (RuntimeError, TypeError, MisconfigurationException) as error:  # Fabric's, such as no GPU
             raise ValueError(f"No trainer with these settings: {error}") from error
 
     @override

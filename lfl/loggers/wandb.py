@@ -105,7 +105,7 @@ class WandbLogger(LightningWandbLogger):
         """The run's id and whether it is on the server."""
         if self._experiment is None:
             return dict(self._resumed or {"id": self.version, "is_online": False})
-        return {"id": self.version, "is_online": not self._experiment.offline}
+        return {"id": self.version, "is_online": not (self._experiment.offline or self._experiment.disabled)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the run of a checkpoint; to be called before this logger's run is opened."""

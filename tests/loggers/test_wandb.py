@@ -25,6 +25,7 @@ class FakeRun:
         self.wandb, self.arguments = wandb, arguments
         self.id = arguments.get("id") or f"new-{len(wandb.runs)}"
         self.offline = arguments.get("mode") == "offline"
+        self.disabled = wandb.settings.mode == "disabled"
         self.dir = f"/runs/{self.id}/files"
         self.url = f"https://server/{self.id}"
         self.rows: list[dict] = []
@@ -57,7 +58,12 @@ class FakeWandb(SimpleNamespace):
         errors = SimpleNamespace(CommError=self.CommError, AuthenticationError=self.AuthenticationError)
         super().__init__(run=None, runs=[], errors=errors, refusal=None, has_key=False, is_slow=False)
         self.settings = SimpleNamespace(
-            sweep_id=None, silent=False, init_timeout=90.0, finish_timeout=0.0, base_url="https://server"
+            sweep_id=None,
+            mode="online",
+            silent=False,
+            init_timeout=90.0,
+            finish_timeout=0.0,
+            base_url="https://server",
         )
 
     def setup(self) -> SimpleNamespace:
@@ -161,7 +167,9 @@ def test_key_of_older_versions_is_found(online, monkeypatch):
 
 def test_disabled_run_is_left_alone(online, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert "mode" not in WandbLogger().experiment.arguments
+    logger = WandbLogger()
+    assert "mode" not in logger.experiment.arguments
+    assert not logger.state_dict()["is_online"]
     assert capsys.readouterr().err == ""
 
 
