@@ -92,10 +92,13 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--trainer.cohort_size=0", "`trainer.cohort_size=0` must be a whole number of at least 1."),
         ("--trainer.gradient_clip_val=-1.0", "`trainer.gradient_clip_val=-1.0` must be a number above 0."),
         ("--seed_everything=true", "`seed_everything=true` must be a whole number of at least 0."),
-        ("--trainer.trace_steps=complie", "`trainer.trace_steps=complie` must be true or false or compile."),
+        (
+            "--trainer.trace_steps=complie",
+            "`trainer.trace_steps=complie` must be true or false or 'compile'; did you mean `compile`?",
+        ),
         (
             "--trainer.engine vector",
-            "`trainer.engine=vector` must be one of 'auto', 'sequential', 'vectorized'; did you mean `vectorized`?",
+            "`trainer.engine=vector` must be 'auto' or 'sequential' or 'vectorized'; did you mean `vectorized`?",
         ),
         ("--optimizer.lr abc", "`optimizer.lr=abc` must be a number or a Tensor."),
         (
@@ -113,7 +116,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ),
         (
             "--data.alpha 1",
-            "`data.alpha`: FederatedDataModule has no argument `alpha`; ClientMomentum, DirichletPartitioner have one",
+            "`data.alpha`: FederatedDataModule has no argument `alpha`; it is an argument of ClientMomentum and",
         ),
         (
             "--data.partitioner=ShardPartitioner --data.partitioner.zzz 3",
@@ -122,7 +125,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--trainer.callbacks+=Proximl", "`trainer.callbacks`: there is no FederatedCallback 'Proximl'; did you"),
         (
             "--trainer.callbacks+=lfl.callbacks.Proximl",
-            "`trainer.callbacks`: lfl.callbacks has no class 'Proximl'; did",
+            "`trainer.callbacks`: module 'lfl.callbacks' has no attribute 'Proximl'; did you mean `Proximal`?",
         ),
         ("--trainer.callbacks+=EarlyStopping", "no FederatedCallback 'EarlyStopping'; a class of your own needs its"),
         (
@@ -139,6 +142,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--lr_scheduler=ReduceLROnPlateau", "`lr_scheduler`: ReduceLROnPlateau needs `monitor`."),
         ("--optimizer.lr=-1.0", "`optimizer` or `lr_scheduler` cannot be built: Invalid learning rate: -1.0."),
         ("--trainer.server_optimizer.lr=-1.0", "`server_optimizer` cannot be built: Invalid learning rate: -1.0."),
+        ("--trainer.accelerator=cpu --trainer.devices=abc", "No trainer with these settings: `devices` selected with"),
         (f"{CLIENTS}=0", "`clients_per_round=0` must be at least 1."),
         (f"{CLIENTS}=11", "`clients_per_round=11` but the data module has 10 clients. Lower it, or raise `data.num"),
         (f"{CLIENTS}=1.5", "`clients_per_round=1.5` is a fraction of all clients and must be in (0, 1]"),
@@ -176,7 +180,7 @@ def test_bad_argument(world: World, args: str, message: str):
         (lambda c: c.update(trainers={"devices": 3}), "unknown setting `trainers.devices`; did you mean `trainer.dev"),
         (
             lambda c: c["data"]["init_args"].update(alpha=3),
-            "`data.alpha`: FederatedDataModule has no argument `alpha`; ClientMomentum, DirichletPartitioner have one",
+            "`data.alpha`: FederatedDataModule has no argument `alpha`; it is an argument of ClientMomentum and",
         ),
         (
             lambda c: c["data"]["init_args"]["partitioner"]["init_args"].update(alpha="x"),

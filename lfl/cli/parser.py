@@ -1,4 +1,4 @@
-"""The command line: LightningCLI with a federated trainer."""
+"""LightningCLI with a federated trainer, and its run with errors on one line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import lfl.callbacks
 import lfl.data
 import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
+from lfl.cli.allocator import keep_freed_memory
 from lfl.cli.errors import describe_error, is_about_settings, one_line
-from lfl.cli.memory import keep_freed_memory
 from lfl.processes.group import process_name
 from lfl.processes.signals import StoppedBySignal
 from lfl.trainer import FederatedTrainer
@@ -31,7 +31,7 @@ os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 
 class FederatedArgumentParser(LightningArgumentParser):
-    """Lightning's parser, taught about our trainer class."""
+    """Lightning's parser, which otherwise refuses a trainer that is no ``lightning.Trainer``."""
 
     @override
     def add_lightning_class_args(
@@ -46,8 +46,8 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with one line, not the usage and every alternative; ``LFL_TRACEBACK=1`` shows where it came from."""
-        if not self.exit_on_error:  # a parser of a class inside ours, whose message becomes part of the whole
+        """Print one line and end with exit code 2; with ``LFL_TRACEBACK=1``, raise the error instead."""
+        if not self.exit_on_error:  # the parser of a nested class: ours gets its message as a part of its own
             super().error(message, ex)
         if os.environ.get("LFL_TRACEBACK"):
             raise ValueError(message) from ex
@@ -62,7 +62,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
 
 class FederatedCLI(LightningCLI):
-    """``lfl fit|validate|test|predict``: all of LightningCLI, with fresh optimizers for every client."""
+    """``lfl fit|validate|test|predict``: LightningCLI whose models build a new optimizer for every client."""
 
     def __init__(self, args: Any = None, **options: Any) -> None:
         super().__init__(
@@ -91,7 +91,7 @@ class FederatedCLI(LightningCLI):
 
     @override
     def _parse_ckpt_path(self) -> None:
-        """Nothing: a run is described by its config; the trainer reads the checkpoint, and says what is wrong."""
+        """Do nothing: Lightning would take settings from the checkpoint, but a run is described by its config."""
 
     @override
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -121,12 +121,12 @@ class FederatedCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (RuntimeError, MisconfigurationException) as error:  # Fabric's, such as no GPU
+        except (RuntimeError, TypeError, MisconfigurationException) as error:  # Fabric's, such as no GPU
             raise ValueError(f"No trainer with these settings: {error}") from error
 
     @override
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
-        """Build a new optimizer at each call: Lightning's own would share one object among all clients."""
+        """Add a method that builds a new optimizer at each call: Lightning's shares one object among all clients."""
         optimizer = self._get(self.config_init, "optimizer")
         if not optimizer:
             return
@@ -140,7 +140,7 @@ class FederatedCLI(LightningCLI):
 
         self.model.configure_optimizers = MethodType(configure_optimizers, self.model)
         if any(p.requires_grad for p in self.model.parameters()):
-            try:
+            try:  # now, so that a wrong setting is refused before any work
                 self.model.configure_optimizers()
             except (TypeError, ValueError) as error:
                 raise ValueError(f"`optimizer` or `lr_scheduler` cannot be built: {error}.") from error
@@ -150,7 +150,7 @@ def run(args: list[str]) -> None:
     """Run the command line; ends the process with its exit code."""
     if os.getcwd() not in sys.path:  # an installed script does not see the user's own modules
         sys.path.insert(0, os.getcwd())
-    keep_freed_memory()  # of this process, which is ours; from Python the allocator is the caller's
+    keep_freed_memory()
     try:
         FederatedCLI(args=args)
     except StoppedBySignal:

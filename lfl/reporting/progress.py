@@ -1,4 +1,4 @@
-"""What the user sees of a run: the progress while it lasts, and a table at its end."""
+"""Progress of a run on the screen: rich's bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from lfl.reporting.formats import DOWN, LOSS, UP, format_bytes, format_seconds
 
-# Rich is imported where something is drawn: a run on a cluster and `lfl --help` never need it.
+# Rich's drawing is imported where something is drawn: plain lines and `lfl --help` do without it.
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
 _DRAW_SECONDS = 0.2
 _LINE_SECONDS = 2.0
-_WINDOW = 50
 _FILE_WIDTH = 120
 
 
 class ProgressDisplay:
     """The progress of a run: a live bar on a terminal, plain lines elsewhere.
 
-    Between two drawings a call only stores its arguments and looks at the clock. There is no drawing thread: processes
-    that are forked meanwhile (data loader workers) cannot inherit a lock that nobody opens.
+    Between two drawings a call only stores its arguments and looks at the clock. No thread draws: a data loader worker
+    that is forked while such a thread holds its lock would wait for it for ever.
 
     Rounds are counted from 1 to ``max_rounds``.
 
@@ -42,33 +40,33 @@ class ProgressDisplay:
         self._stream = stream
         self._live = live
         self._view: _Bar | _Lines | None = None
-        self._progress = _Progress(1, 0, 0.0)
+        self._progress = _Progress(1, 0)
         self._due = math.inf  # when the next drawing is due, on the monotonic clock
 
     def start(self, first_round: int, max_rounds: int) -> None:
-        """Begin with the first round to come: 1, or the one after a checkpoint's."""
+        """Show a run that begins with ``first_round``: 1, or the one after a checkpoint's."""
         if not self.enabled:
             return
         stream = self._output()
         self._due = time.monotonic()
-        self._progress = _Progress(first_round, max_rounds, self._due)
-        self._view = _Bar(stream, self._progress) if self._is_live(stream) else _Lines(stream)
+        self._progress = _Progress(first_round, max_rounds)
+        self._view = (_Bar if self._is_live(stream) else _Lines)(stream, self._progress)
 
     def round_started(self, round: int, num_clients: int) -> None:
-        """A round begins in which ``num_clients`` clients take part."""
+        """Note that a round of ``num_clients`` clients begins."""
         progress = self._progress
         progress.round = round
         progress.num_clients = num_clients
         progress.clients_done = 0
 
     def clients_done(self, count: int) -> None:
-        """``count`` more clients of the round have finished."""
+        """Note that ``count`` more clients of the round have finished."""
         self._progress.clients_done += count
         if self._view is not None and self._view.draws_clients:
             self._draw_if_due()
 
     def round_done(self, round: int, metrics: Mapping[str, float]) -> None:
-        """A round has ended with these metrics; those that are missing keep the value they had."""
+        """Note the metrics of a finished round; those that are missing keep the value they had."""
         if self._view is None:
             return
         progress = self._progress
@@ -85,7 +83,7 @@ class ProgressDisplay:
             print(text, file=self._output(), flush=True)
 
     def show(self, renderable: RenderableType) -> None:
-        """Print something of rich's, such as the table of `RunSummary.render`, after `stop`."""
+        """Print a renderable of rich's after `stop`, such as the table of `RunSummary.render`."""
         if self.enabled:
             stream = self._output()
             _console(stream, self._is_live(stream)).print(renderable)
@@ -94,17 +92,13 @@ class ProgressDisplay:
         """Draw the last state and give the terminal back; more than once does no harm."""
         view, self._view = self._view, None
         if view is not None:
-            self._progress.tick(time.monotonic())
             view.draw(self._progress)
             view.close()
 
     def _draw_if_due(self) -> None:
-        now = time.monotonic()
-        if now < self._due or self._view is None:
+        if self._view is None or time.monotonic() < self._due:
             return
-        self._progress.tick(now)
         self._view.draw(self._progress)
-        self._progress.drawn_round = self._progress.rounds_done
         # Counted from the end of the drawing: on a slow terminal the next one would be due at once.
         self._due = time.monotonic() + (_DRAW_SECONDS if self._view.draws_clients else _LINE_SECONDS)
 
@@ -116,22 +110,19 @@ class ProgressDisplay:
 
 
 class _Progress:
-    """Where a run is: what the calls store and the views read."""
+    """Where a run stands: written by the calls of `ProgressDisplay`, read by `_Lines` and `_Bar`."""
 
-    def __init__(self, first_round: int, max_rounds: int, now: float) -> None:
-        self.round = first_round
-        self.rounds_done = self.drawn_round = first_round - 1
+    def __init__(self, first_round: int, max_rounds: int) -> None:
+        self.first_round = self.round = first_round
+        self.rounds_done = first_round - 1
         self.max_rounds = max_rounds
         self.num_clients = 0
         self.clients_done = 0
         self.accuracy_name: str | None = None
         self.values: dict[str, float] = {}
-        self.started = self.now = now
-        # Times at which the number of finished rounds was seen to have grown.
-        self._window = deque([(now, self.rounds_done)], maxlen=_WINDOW)
 
     def take(self, metrics: Mapping[str, float]) -> None:
-        """Keep what is shown; a value stays as it is, perhaps on a device, until it is drawn."""
+        """Keep the metrics that are shown. A tensor is not read (which would wait for its device) until it is drawn."""
         if self.accuracy_name is None:
             names = [key for key in metrics if key.startswith("val") and "acc" in key]
             self.accuracy_name = "val_acc" if "val_acc" in names else next(iter(names), None)
@@ -139,26 +130,10 @@ class _Progress:
             if key is not None and key in metrics:
                 self.values[key] = metrics[key]
 
-    def tick(self, now: float) -> None:
-        """See what time it is."""
-        self.now = now
-        if self.rounds_done != self._window[-1][1]:
-            self._window.append((now, self.rounds_done))
-
     @property
     def completed(self) -> float:
         """Finished rounds, the running one by its share of clients."""
         return self.rounds_done + (self.clients_done / self.num_clients if self.num_clients else 0.0)
-
-    @property
-    def times(self) -> list[str]:
-        """Time used and time left, the latter by the mean of the last rounds."""
-        texts = [f"{format_seconds(self.now - self.started)} elapsed"]
-        (since, first), (until, last) = self._window[0], self._window[-1]
-        if last > first and self.completed < self.max_rounds:
-            left = (until - since) / (last - first) * (self.max_rounds - self.completed)
-            texts.append(f"{format_seconds(left)} left")
-        return texts
 
     @property
     def details(self) -> list[str]:
@@ -170,17 +145,25 @@ class _Progress:
 
 
 class _Lines:
-    """One line of plain text a drawing, for files and terminals that cannot draw."""
+    """Plain lines of text, one a drawing, for files and terminals that cannot draw."""
 
     draws_clients = False
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, progress: _Progress) -> None:
         self._stream = stream
+        self._started = time.monotonic()
+        self._drawn_round = progress.rounds_done
 
     def draw(self, progress: _Progress) -> None:
-        if progress.drawn_round != progress.rounds_done:
-            parts = [f"round {progress.rounds_done}/{progress.max_rounds}", *progress.details, *progress.times]
-            self.message(" | ".join(parts))
+        if progress.rounds_done == self._drawn_round:  # `stop` draws once more
+            return
+        self._drawn_round = progress.rounds_done
+        elapsed = time.monotonic() - self._started
+        times = [f"{format_seconds(elapsed)} elapsed"]
+        if rounds_left := progress.max_rounds - progress.rounds_done:
+            each = elapsed / (progress.rounds_done - progress.first_round + 1)
+            times.append(f"{format_seconds(each * rounds_left)} left")
+        self.message(" | ".join([f"round {progress.rounds_done}/{progress.max_rounds}", *progress.details, *times]))
 
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -190,43 +173,48 @@ class _Lines:
 
 
 class _Bar:
-    """A bar with a line of details below."""
+    """Rich's progress bar with a line of details below."""
 
     draws_clients = True
 
     def __init__(self, stream: TextIO, progress: _Progress) -> None:
+        from rich import progress as rich
+        from rich.console import Group
         from rich.live import Live
+        from rich.text import Text
 
         self._console = _console(stream, is_live=True)
-        self._live = Live(self._render(progress), console=self._console, auto_refresh=False)
-        self._live.start(refresh=True)
+        self._bar = rich.Progress(
+            rich.TextColumn("round {task.fields[round]}/{task.total}"),
+            rich.BarColumn(bar_width=None),
+            rich.TimeElapsedColumn(),
+            rich.TextColumn("elapsed,"),
+            rich.TimeRemainingColumn(),
+            rich.TextColumn("left"),
+            speed_estimate_period=math.inf,  # the last thousand drawings: thirty seconds are less than a slow round
+            get_time=time.monotonic,
+            expand=True,
+        )
+        self._rounds = self._bar.add_task(
+            "", total=progress.max_rounds, completed=progress.rounds_done, round=progress.round
+        )
+        self._details = Text(no_wrap=True, overflow="crop")
+        # Not `rich.Progress.start`: its own live display would have no place for the details.
+        self._live = Live(Group(self._bar, self._details), console=self._console, auto_refresh=False)
+        self._live.start()
+        self.draw(progress)
 
     def draw(self, progress: _Progress) -> None:
-        self._live.update(self._render(progress), refresh=True)
+        clients = [f"clients {progress.clients_done}/{progress.num_clients}"] if progress.num_clients else []
+        self._details.plain = " | ".join(clients + progress.details)
+        self._bar.update(self._rounds, completed=progress.completed, round=progress.round)
+        self._live.refresh()
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()
-
-    def _render(self, progress: _Progress) -> RenderableType:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        bar = Table.grid(padding=(0, 1), expand=True)
-        bar.add_column(no_wrap=True)
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        bar.add_row(
-            Text(f"round {progress.round}/{progress.max_rounds}"),
-            ProgressBar(total=max(progress.max_rounds, 1), completed=progress.completed),
-            Text(", ".join(progress.times)),
-        )
-        clients = [f"clients {progress.clients_done}/{progress.num_clients}"] if progress.num_clients else []
-        return Group(bar, Text(" | ".join(clients + progress.details), no_wrap=True, overflow="crop"))
 
 
 def _can_draw(stream: TextIO) -> bool:

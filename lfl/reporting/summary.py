@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""Best and last values of a run's metrics, and the table that shows them at its end."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RunSummary:
         self._clock = time.monotonic()
 
     def start(self) -> None:
-        """Start the clock anew: what passed since the last round or since a checkpoint was loaded does not count."""
+        """Restart the clock, so that the time since the last round or the loading of a checkpoint is not counted."""
         self._clock = time.monotonic()
 
     def update(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of a round that has just ended."""
+        """Add the metrics of a round that has just ended."""
         now = time.monotonic()
         self.seconds += now - self._clock
         self._clock = now
@@ -59,7 +59,7 @@ class RunSummary:
         return None if record is None else (record.last, record.last_round)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as numbers and strings."""
+        """Counts, seconds and records, as numbers and strings."""
         return {
             "num_rounds": self.num_rounds,
             "seconds": self.seconds,
@@ -67,17 +67,17 @@ class RunSummary:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; the time between is not counted."""
+        """Restore the state of a checkpoint; the time until now is not counted."""
         self.num_rounds = state["num_rounds"]
         self.seconds = state["seconds"]
         self._records = {key: _Record(**record) for key, record in state["records"].items()}
         self.start()
 
     def render(self, directory: str | Path | None = None) -> Table:
-        """The table for the end of the run.
+        """A table of the validation metrics and the loss, with rounds, time, bytes and the run's folder below.
 
         Args:
-            directory: The run's folder, to be named below.
+            directory: The run's folder; left out by default.
         """
         from rich import box
         from rich.table import Table
@@ -89,7 +89,7 @@ class RunSummary:
             metrics.add_column(heading, justify="right")
         for key in sorted(keys, key=lambda key: key == LOSS):
             metrics.add_row(key, *_cells(self.best(key)), *_cells(self.last(key)))
-        # A grid around it, for the lines below may be wider than the metrics: a caption would be folded to their width.
+        # The lines below are rows of a grid around the metrics: a caption would be folded to the width of the metrics.
         table = Table.grid()
         if keys:
             table.add_row(metrics)
