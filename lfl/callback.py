@@ -44,89 +44,99 @@ class FederatedCallback(Callback):
     global_features: tuple[str, ...] = ()
     """Submodules whose outputs at x ``client_loss`` reads from ``client.global_features``: one pass a batch."""
 
-    once: bool = False
-    """Whether a second one in the same stack would get into its way."""
+    is_unique: bool = False
+    """At most one in a stack."""
 
     observes: bool = False
-    """Whether it only looks: training does not depend on it, and it may come, go or change when a run is resumed."""
+    """It only looks: training does not depend on it, and it may come, go or change when a run is resumed."""
 
     whole_model: bool = False
-    """Whether it has no meaning where some parameters never leave the clients."""
+    """It needs all parameters to be shared, and is refused beside a callback that keeps some on the clients."""
+
+    # -- before a run -------------------------------------------------------------------------------------------------
 
     def check(self, layout: ParameterLayout) -> None:
-        """Refuse settings that do not fit the model, before any work; raises ValueError."""
+        """Raise ValueError if a setting does not fit the model."""
 
     def check_stack(self, stack: list[FederatedCallback]) -> None:
-        """Refuse a stack, this callback in it, that has no meaning; raises ValueError with both names."""
+        """Raise ValueError if this callback cannot be combined with the others, in this order; name both."""
 
     def on_run_start(self, federation: Federation) -> None:
-        """The run, before its first round and before a checkpoint is loaded: declare slots, make the server's state."""
+        """Prepare a run: declare slots of the client store, make the server's state.
+
+        Called once, before the first round and before a checkpoint is loaded.
+        """
+
+    # -- the server, before clients work ------------------------------------------------------------------------------
 
     def on_round_start(self, round: Round) -> None:
-        """The server, before anything is sent: ``round.clients`` are chosen, ``round.server`` is x [D]."""
+        """Prepare a round: ``round.clients`` have been chosen, ``round.server`` is x [D]."""
 
     def coordinates(self, round: Round) -> Basis | None:
-        """Let the local optimizer run on coordinates z [C, R] of ``params = x + lift(z)``; uploads are then z.
+        """Return the basis P whose coordinates z [C, R] clients train and send: ``params = x + P^T z``.
 
-        At most one callback of a stack may override this.
+        Both sides must be able to draw it from the seed. One callback of a stack may override this.
         """
         return None
 
     def on_download(self, message: Message) -> None:
-        """The wire, down: add what the clients of this round need besides the model, ``message.add(name, value)``."""
+        """Add to what goes down: ``message.add`` what is sent, ``message.derive`` what clients compute alike."""
+
+    # -- the clients --------------------------------------------------------------------------------------------------
 
     def personalize(self, ids: Tensor, params: Tensor) -> None:
         """Write what belongs to the clients ``ids`` [C] into their rows [C, D], which hold x, to evaluate them."""
 
     def on_cohort_start(self, cohort: Cohort) -> None:
-        """A cohort, before its first step: gather client state into ``cohort.rows``, change the starting point."""
+        """Prepare a cohort's first step: gather client state into ``cohort.rows``, change the starting point."""
 
     def client_loss(self, client: ClientStep, loss: Tensor) -> Tensor:
-        """One client, inside the loss (vmap adds the cohort dimension): return the loss with a term added."""
+        """Return one client's loss with a term added; the cohort's dimension is not there (vmap adds it)."""
         return loss
 
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        """A cohort, once before its steps: return a new function ``(params, step) -> gradients`` made of ``gradient``.
+        """Return a new gradient function made of ``gradient``; called once for a cohort, before its steps.
 
-        It is called with the rows of the A <= C clients still at work; they are the first A, so a tensor of the
-        cohort is cut with ``[: len(params)]``. Pass ``step`` on to ``gradient``, each time if it is asked several
-        times in a step: the first pass is logged. The tensor ``gradient`` returns may be changed in place.
+        The function is called with the rows of the A <= C clients still at work, and the step. They are the first A:
+        a tensor of the cohort is cut with ``[: len(params)]``. What ``gradient`` returns may be changed in place.
         """
         return gradient
 
     def on_step_end(self, cohort: Cohort) -> None:
-        """A cohort, after each local step; ``cohort.active`` clients took it."""
+        """Look at, or change in place, ``cohort.values`` after a step that ``cohort.active`` clients took."""
 
     def on_cohort_end(self, cohort: Cohort) -> None:
-        """A cohort, trained: read ``cohort.delta``, update client slots, ``cohort.upload(name, rows)`` extra payloads.
+        """Use what a cohort learnt: read ``cohort.delta``, update client slots, ``cohort.upload`` extra payloads.
 
         Clients whose update is not finite are no longer in it.
         """
 
-    def ends_encoding(self, round: Round) -> bool:
-        """Whether the codecs after this one leave this round's payload as it is."""
-        return False
-
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        """The wire, up: compress the rows of an update. Client state (error feedback) belongs in the store."""
+        """Compress the rows of the clients' updates. Client state (error feedback) belongs in the store."""
         return payload
 
+    def ends_encoding(self, round: Round) -> bool:
+        """Return whether codecs behind this one leave the round's payloads as they are; the same on both sides."""
+        return False
+
+    # -- the server, when updates arrive ------------------------------------------------------------------------------
+
     def decode(self, round: Round, values: Tensor) -> Tensor:
-        """The server: the inverse of ``encode``, on rows [C, n] or, for linear codecs, on their mean [n]."""
+        """Return the inverse of ``encode``, of rows [C, n] or, for linear codecs, of their mean [n]."""
         return values
 
     def on_aggregate(self, round: Round) -> None:
-        """The server: ``round.update`` [D] is the aggregate (``round.update_coordinates`` [R] where there are)."""
+        """Read or change ``round.update`` [D], the aggregate; ``round.sums`` and ``round.received`` are complete."""
 
     def on_server_step(self, round: Round) -> None:
-        """The server, after its step: ``federation.server.vector`` is x now, ``round.server`` x before."""
+        """Update state after the server's step: ``federation.server.vector`` is x now, ``round.server`` x before."""
 
     def on_round_end(self, round: Round) -> None:
-        """The server: add to ``round.metrics`` with ``round.log(name, value)``."""
+        """Log numbers of the round, ``round.log(name, value)``; the server has been evaluated where that was due."""
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:
-    """Whether ``callback`` implements ``hook``."""
+    """Return whether ``callback`` implements ``hook``."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
 
 
@@ -151,7 +161,7 @@ def check_gradient(owner: FederatedCallback, gradient: Gradient) -> None:
 
 
 def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
-    """For methods whose client state follows from the coordinates that are sent: they must arrive as they are.
+    """Refuse codecs that are not linear, for methods whose client state follows from the coordinates that are sent.
 
     Raises:
         ValueError: the stack has a codec that is not linear.
@@ -186,7 +196,7 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
             f"{owners[0]} moves all parameters by coordinates: `local_phases` that freeze some of them have no "
             "meaning with it."
         )
-    for kind in {type(callback) for callback in stack if callback.once}:
+    for kind in {type(callback) for callback in stack if callback.is_unique}:
         if sum(type(callback) is kind for callback in stack) > 1:
             raise ValueError(f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one.")
     # What never goes together, before what would go together in another order or with other arguments.

@@ -33,7 +33,7 @@ class Compressor(FederatedCallback):
     """
 
     linear = False
-    once = True
+    is_unique = True
 
     slot: ClassVar[str]
     error_feedback: bool

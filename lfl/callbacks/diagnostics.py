@@ -38,7 +38,7 @@ class Diagnostics(FederatedCallback):
         trajectory: steps that are kept; 0 for none.
     """
 
-    once = True
+    is_unique = True
     observes = True
 
     def __init__(self, every_n_rounds: PositiveInt = 1, trajectory: NonNegativeInt = 20) -> None:

@@ -61,7 +61,7 @@ class FLSS(FederatedCallback):
         ValueError: an argument is not one of those, or ``attenuation`` is outside (0, 1].
     """
 
-    once = True
+    is_unique = True
 
     def __init__(
         self,

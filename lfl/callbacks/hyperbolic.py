@@ -56,7 +56,7 @@ class HyperbolicRegularization(FederatedCallback):
         ValueError: an argument is not one of those.
     """
 
-    once = True
+    is_unique = True
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class PersonalParameters(FederatedCallback):
         parameters: shell patterns of the names of the personal ones, such as ``backbone.head.*``.
     """
 
-    once = True
+    is_unique = True
 
     def __init__(self, parameters: list[str]) -> None:
         self.parameters = parameters
