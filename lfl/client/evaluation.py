@@ -33,7 +33,8 @@ class Evaluator:
 
     def __init__(self, model: ClientModel, processes: Processes) -> None:
         self._model, self._processes = model, processes
-        self._joined: dict[tuple[Stage, int | None], ProcessSums] = {}  # by stage and loader: each logs what it logs
+        # By stage and loader: names and shapes of the last time are what spares processes to agree on them anew.
+        self._joined: dict[tuple[Stage, int | None], ProcessSums] = {}
 
     def can(self, stage: Stage) -> bool:
         """Whether the module has the step for ``stage``."""

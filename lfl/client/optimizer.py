@@ -114,6 +114,7 @@ class LocalOptimizer:
         self._values = values
         self._layout = layout
         self._rates_taken: list[float] = []  # of this cohort's steps so far
+        # A fresh optimizer has the rates of the first round: those of later ones are known to `LearningRates`.
         for group, rate in zip(self.optimizer.param_groups, rates or (), strict=bool(rates)):
             group["lr"] = rate
         names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -137,6 +138,7 @@ class LocalOptimizer:
             self._spans = [(parameters[n], layout.slices[n]) for n in moved]
             for group in self.optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if any(p is parameter for parameter, _ in self._spans)]
+        # Then one operation on all rows does for a plain step.
         self._is_whole = [span for _, span in self._spans] == [slice(0, values.shape[1])]
         self.plain_rate = self._find_plain_rate()
 
@@ -195,6 +197,7 @@ class LocalOptimizer:
                 f"This method divides a client's movement by its learning rate, which needs SGD with one set of "
                 f"settings; the optimizer is {type(self.optimizer).__name__} with {len(groups)} group(s)."
             )
+        # Asked before or after the steps: those to come have the present rate, unless a scheduler will change it.
         missing = max(num_steps) - len(self._rates_taken)
         if missing > 0 and self._step_schedulers:
             raise ValueError(

@@ -57,6 +57,7 @@ class LearningRates:
         """End a round; ``metrics`` serve schedulers that watch one, in rounds that were evaluated."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # it never steps itself; silences torch
         for config in self._schedulers:
+            # Rounds are counted from 1: a frequency of 5 steps after rounds 5, 10, .., as Lightning's after epochs.
             if round_number % config.frequency:
                 continue
             if not config.reduce_on_plateau:

@@ -119,6 +119,7 @@ class LocalStep:
     def input_of(self, part: StepBatch) -> StepInput:
         """What the gradients on one of the batches are computed from."""
         plan, batch, keys, features = part
+        # At each pass, and not once a step: rows that a plan gathers are copies, which would miss a change in place.
         extras = NO_EXTRAS
         if features or self.loss_rows:
             extras = Extras(features, {name: rows[plan.rows] for name, rows in self.loss_rows.items()})
@@ -137,6 +138,7 @@ class ClientStep:
         rows: this client's rows of ``cohort.loss_rows``.
     """
 
+    # Parameters, forward and log are functions: most terms use none of them, and to join parameters costs a copy.
     def __init__(
         self,
         batch: Any,
