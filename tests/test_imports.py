@@ -1,10 +1,13 @@
-"""Every package can be the first one that is imported."""
+"""Every package can be the first one that is imported, and the package itself is quick."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lfl
+import lfl.trainer
 
 # In one process, which has the libraries loaded; lfl itself is forgotten before each import.
 _PROGRAM = """
@@ -26,3 +29,21 @@ def test_every_package_can_be_imported_first() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("", 0), done.stderr[-2000:]
     assert "lfl.engine" in names
+
+
+def test_the_trainer_is_imported_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, lfl\n"
+        "print(lfl.__version__, [name for name in ('torch', 'lightning', 'numpy') if name in sys.modules])\n"
+        "from lfl import FederatedTrainer\n"
+        "print(FederatedTrainer.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{lfl.__version__} []", "lfl.trainer"]
+
+
+def test_what_the_package_offers() -> None:
+    assert lfl.FederatedTrainer is lfl.trainer.FederatedTrainer
+    assert all(hasattr(lfl, name) for name in lfl.__all__)
+    with pytest.raises(AttributeError, match="module 'lfl' has no attribute 'nonsense'"):
+        _ = lfl.nonsense
