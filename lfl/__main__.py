@@ -8,7 +8,7 @@ import difflib
 import gc
 import sys
 
-from lfl import __version__
+from lfl.version import __version__
 
 SUBCOMMANDS = {
     "fit": "Run the full federated optimization.",

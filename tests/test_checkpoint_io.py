@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from lfl.storage.checkpoint_file import CheckpointError, find_last, load_checkpoint, new_run_folder, save_atomically
+import lfl
+from lfl.storage.checkpoint_file import (
+    FORMAT_VERSION,
+    CheckpointError,
+    find_last,
+    load_checkpoint,
+    new_run_folder,
+    save_atomically,
+)
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -45,10 +53,15 @@ def assert_is_round(path, number):
 
 
 def test_what_was_saved_is_loaded(path):
-    state = {"round": 3, "x": torch.tensor([0.1, -0.0]), "nested": {"a": [1, 2.5, None, True], 7: ("s", b"b")}}
+    state = {
+        "round": 3,
+        "x": torch.tensor([0.1, -0.0]),
+        "nested": {"a": [1, 2.5, None, True], 7: ("s", b"b", b"", 1j, {2})},
+    }
     save_atomically(state, path)
     loaded = load_checkpoint(path)
     assert loaded.keys() == state.keys()
+    assert torch.load(path, weights_only=True)["lfl_version"] == lfl.__version__
     assert torch.equal(loaded["x"], state["x"])
     assert loaded["nested"] == state["nested"]
 
@@ -185,8 +198,16 @@ def test_damage_anywhere_gives_one_kind_of_error(saved):
         ({"lfl_format_version": "new"}, "is not a checkpoint of lfl but a torch file with the keys lfl_format"),
         (torch.ones(2), "is not a checkpoint of lfl but a torch file that holds a Tensor"),
         ({"a": Path("x")}, "is not a checkpoint of lfl: it cannot be loaded"),
-        ({"lfl_format_version": 4}, "has checkpoint format 4, and this lfl reads 3. Upgrade lfl"),
-        ({"lfl_format_version": 2}, "has checkpoint format 2, and this lfl reads 3. Use the lfl that wrote it"),
+        (
+            {"lfl_format_version": 99, "lfl_version": "9.1"},
+            f"was written by lfl 9.1 in checkpoint format 99; lfl {lfl.__version__} reads format {FORMAT_VERSION}. "
+            "Upgrade lfl.",
+        ),
+        (
+            {"lfl_format_version": 3, "round": 1},
+            f"was written by lfl 0.1.0 in checkpoint format 3; lfl {lfl.__version__} reads format {FORMAT_VERSION}. "
+            "Go on with lfl 0.1.0, or start the run again.",
+        ),
     ],
 )
 def test_foreign_and_newer_files_are_named(tmp_path, contents, message):

@@ -1,4 +1,4 @@
-"""Every package can be the first one that is imported."""
+"""Every package can be the first one that is imported, and the package itself is quick."""
 
 import ast
 import graphlib
@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lfl
+import lfl.trainer
 
 # In one process, which has the libraries loaded; lfl itself is forgotten before each import.
 _PROGRAM = """
@@ -40,3 +43,21 @@ def test_no_import_circle() -> None:
         places = [f"{node.module}.{alias.name}" for node in found for alias in node.names]
         arrows[name] = {p for place in places for p in (place, place.rpartition(".")[0]) if p in paths} - {name}
     graphlib.TopologicalSorter(arrows).prepare()  # raises CycleError, which names the circle
+
+
+def test_the_trainer_is_imported_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, lfl\n"
+        "print(lfl.__version__, [name for name in ('torch', 'lightning', 'numpy') if name in sys.modules])\n"
+        "from lfl import FederatedTrainer\n"
+        "print(FederatedTrainer.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{lfl.__version__} []", "lfl.trainer"]
+
+
+def test_what_the_package_offers() -> None:
+    assert lfl.FederatedTrainer is lfl.trainer.FederatedTrainer
+    assert all(hasattr(lfl, name) for name in lfl.__all__)
+    with pytest.raises(AttributeError, match="module 'lfl' has no attribute 'nonsense'"):
+        _ = lfl.nonsense

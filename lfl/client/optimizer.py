@@ -311,7 +311,9 @@ class LocalOptimizer:
             raise ValueError(
                 "On subspace coordinates all parameter groups must share their settings (but weight_decay)."
             )
-        if any(self._decays) and groups[0].get("decoupled_weight_decay", False):
+        # Adam's groups say it since torch 2.7; before, AdamW was a class of its own.
+        is_decoupled = isinstance(self.optimizer, torch.optim.AdamW) or groups[0].get("decoupled_weight_decay", False)
+        if any(self._decays) and is_decoupled:
             raise ValueError(
                 f"{type(self.optimizer).__name__} decays the weights by itself, which has no meaning on subspace "
                 "coordinates; set weight_decay to 0 or use an optimizer with coupled weight decay."

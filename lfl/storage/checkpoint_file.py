@@ -4,6 +4,7 @@ A checkpoint is a dictionary of tensors, numbers, strings, lists and dictionarie
 reads it. A run never writes into another run's folder: it takes the next free one.
 """
 
+import codecs
 import errno
 import os
 import re
@@ -17,11 +18,18 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-FORMAT_VERSION = 3
+from lfl.version import __version__
+
+FORMAT_VERSION = 4
 """Raised by one when a checkpoint changes so that older code would misread it."""
 
-_VERSION_KEY = "lfl_format_version"
+_FORMAT_KEY = "lfl_format_version"
+_WRITER_KEY = "lfl_version"
+_FIRST_WRITER = "0.1.0"  # whose checkpoints, of formats 1 to 3, do not say who wrote them
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+
+# ``torch.load(weights_only=True)`` takes these by itself, but for torch 2.4 and 2.5.
+torch.serialization.add_safe_globals([bytes, codecs.encode, complex, set])
 
 
 class CheckpointError(ValueError):
@@ -47,7 +55,7 @@ def save_atomically(state: dict[str, Any], path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path)
-        _write_and_replace({**state, _VERSION_KEY: FORMAT_VERSION}, path)
+        _write_and_replace({**state, _FORMAT_KEY: FORMAT_VERSION, _WRITER_KEY: __version__}, path)
     except OSError as error:
         raise write_error(error, path) from error
 
@@ -64,15 +72,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise CheckpointError(f"{path} is not a checkpoint of lfl: it cannot be loaded ({reason}).") from error
-    if not isinstance(state, dict) or not isinstance(state.get(_VERSION_KEY), int):
+    if not isinstance(state, dict) or not isinstance(state.get(_FORMAT_KEY), int):
         raise CheckpointError(
             f"{path} is not a checkpoint of lfl but {_describe(state)}. "
             "A run continues only from its own checkpoints; load weights into the model with `load_state_dict`."
         )
-    version = state.pop(_VERSION_KEY)
-    if version != FORMAT_VERSION:
-        advice = "Upgrade lfl" if version > FORMAT_VERSION else "Use the lfl that wrote it"
-        raise CheckpointError(f"{path} has checkpoint format {version}, and this lfl reads {FORMAT_VERSION}. {advice}.")
+    found, writer = state.pop(_FORMAT_KEY), state.pop(_WRITER_KEY, _FIRST_WRITER)
+    if found != FORMAT_VERSION:
+        advice = "Upgrade lfl" if found > FORMAT_VERSION else f"Go on with lfl {writer}, or start the run again"
+        raise CheckpointError(
+            f"{path} was written by lfl {writer} in checkpoint format {found}; lfl {__version__} reads format "
+            f"{FORMAT_VERSION}. {advice}."
+        )
     return state
 
 
