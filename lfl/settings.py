@@ -1,4 +1,4 @@
-"""What the user asks of a run, as objects, checked; and what of it the run's numbers depend on."""
+"""What the user asks of a run, as objects, checked."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from typing import Any, Literal
 import torch
 from torch.optim import Optimizer
 
-from lfl.aggregation import Aggregator, Server
+from lfl.aggregation import Aggregator
 from lfl.arguments import check_choice
-from lfl.callback import FederatedCallback
 from lfl.checkpointing import Checkpointing
-from lfl.client.model import ClientModel
-from lfl.client.rates import LearningRates
 from lfl.client.work import LocalPhase, LocalWork
-from lfl.data.base import FederatedData
 from lfl.federation import BufferPolicy
 from lfl.participation import Participation
-from lfl.storage.fingerprint import describe
 from lfl.system import System
 
 _CHOICES = {
@@ -29,7 +24,6 @@ _CHOICES = {
     "on_nonfinite": ("stop", "skip"),
 }
 _TRAINER_NAMES = {"buffer_policy": "buffers"}
-_IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,35 +97,3 @@ def local_work(
         )
     parts = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in phases or ()]
     return LocalWork(parts or [LocalPhase(epochs=epochs, steps=steps)], clip_value, clip_algorithm, sampling)
-
-
-def describe_settings(
-    settings: Settings,
-    callbacks: list[FederatedCallback],
-    model: ClientModel,
-    data: FederatedData,
-    server: Server,
-    rates: LearningRates,
-) -> dict[str, Any]:
-    """What a run's numbers depend on, but for rounding, in plain values that a checkpoint can hold."""
-    module, layout = model.module, model.layout
-    described_data = {key: value for key, value in describe(data).items() if key not in _IRRELEVANT_DATA}
-    return {
-        "seed": int(settings.seed),
-        "precision": settings.precision,
-        "participation": describe(settings.participation),
-        "local_work": describe(settings.work),
-        "aggregator": describe(settings.aggregator),
-        "buffers": settings.buffer_policy,
-        "on_nonfinite": settings.on_nonfinite,
-        "system": describe(settings.system),
-        "callbacks": describe([callback for callback in callbacks if not callback.observes]),
-        "optimizer": rates.description,
-        "server_optimizer": server.description,
-        "model": {
-            "class": f"{type(module).__module__}.{type(module).__qualname__}",
-            "parameters": {n: list(s) for n, s in zip(layout.names, layout.shapes, strict=True)},
-            "modules": {n: repr(m) for n, m in module.named_modules() if not any(m.children())},
-        },
-        "data": {**described_data, "partition": data.partition.fingerprint()},
-    }

@@ -10,24 +10,20 @@ import torch
 from jsonargparse import lazy_instance
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.fabric import Fabric
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
-from lfl.aggregation import Aggregator, MeanAggregator, Server
+from lfl.aggregation import Aggregator, MeanAggregator
 from lfl.arguments import own
-from lfl.callback import FederatedCallback, check_stack, overrides
+from lfl.building import RunBuilder
+from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
 from lfl.client.evaluation import Evaluator, Stage
 from lfl.client.model import ClientModel
-from lfl.client.rates import LearningRates
 from lfl.client.work import LocalPhase
-from lfl.comm import Ledger
 from lfl.data.base import FederatedData
-from lfl.engine import EngineSettings, LocalEngine, build_engine
 from lfl.facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
@@ -36,33 +32,12 @@ from lfl.processes.group import Processes
 from lfl.processes.signals import GracefulSignals, raise_signal_again
 from lfl.processes.watch import ProcessWatch
 from lfl.reporting.progress import ProgressDisplay
+from lfl.reporting.summary import metrics_table
 from lfl.run import Run
-from lfl.settings import Settings, describe_settings, local_work
+from lfl.settings import Settings, local_work
 from lfl.storage.checkpoint_file import CheckpointError, check_writable, find_last, load_checkpoint, new_run_folder
-from lfl.storage.client_store import ClientStore
 from lfl.storage.fingerprint import check_resumable
 from lfl.system import System
-
-_UNCALLED_HOOKS = (
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "lr_scheduler_step",
-    "backward",
-    "on_before_batch_transfer",
-    "on_after_batch_transfer",
-    "transfer_batch_to_device",
-    "on_save_checkpoint",
-    "configure_callbacks",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-)
 
 
 class FederatedTrainer(LightningFacade):
@@ -200,8 +175,14 @@ class FederatedTrainer(LightningFacade):
         path = self._resolve(ckpt_path)
         saved = load_checkpoint(path) if path is not None else None
         client_model, data = self._prepare(model, datamodule, "fit")
-        self._check_stack(client_model, data)
-        run = self._run = self._build(client_model, data, saved, path)
+        builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes)
+        builder.check()
+        engine = builder.engine(saved["engine"] if saved is not None else {})
+        if saved is not None and path is not None:
+            check_resumable(saved["settings"], builder.description, path)
+        # The folder is made last, when nothing is refused any more.
+        folder = self._open_folder(data)
+        run = self._run = builder.build(engine, folder, self.loggers, self.display)
         for callback in self.callbacks:
             callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
         for federated in run.callbacks:
@@ -337,87 +318,6 @@ class FederatedTrainer(LightningFacade):
 
     # -- steps of fit -------------------------------------------------------------------------------------------------
 
-    def _check_stack(self, model: ClientModel, data: FederatedData) -> None:
-        """Refuse settings and combinations that have no meaning, before any work."""
-        settings = self._settings
-        settings.participation.check(data.num_clients)
-        if settings.system is not None:
-            settings.system.check(data.num_clients)
-        has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
-        check_stack(self.stack, model.layout, has_frozen_phases)
-        ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, model.module)]
-        if ignored:
-            rank_zero_warn(
-                f"{type(model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: local steps "
-                "are taken for many clients at once."
-            )
-
-    def _build(self, model: ClientModel, data: FederatedData, saved: dict[str, Any] | None, path: Path | None) -> Run:
-        """The run that the settings describe, in a new folder; the folder is made last, when nothing is refused."""
-        settings, stack = self._settings, self.stack
-        counters = [counter.clone() for counter in model.counters]
-        server = Server(model.flat_parameters(), settings.server_optimizer, model.flat_buffers(), counters)
-        if settings.checkpointing is not None:
-            settings.checkpointing.start()
-        rates = LearningRates(model.module)
-        evaluator = Evaluator(model, self._processes)
-        val_dataloaders = data.val_dataloader() if evaluator.can("validate") else None
-        engine = self._build_engine(model, data, saved["engine"] if saved is not None else {})
-        description = describe_settings(settings, stack, model, data, server, rates)
-        if saved is not None and path is not None:
-            check_resumable(saved["settings"], description, path)
-        folder = self._open_folder(data)
-        return Run(
-            seed=settings.seed,
-            max_rounds=settings.max_rounds,
-            model=model,
-            data=data,
-            work=settings.work,
-            participation=settings.participation,
-            system=settings.system,
-            aggregator=settings.aggregator,
-            server=server,
-            store=self._open_store(folder, data, server),
-            ledger=Ledger(int(data.num_clients)),
-            rates=rates,
-            processes=self._processes,
-            evaluator=evaluator,
-            buffer_policy=settings.buffer_policy,
-            callbacks=stack,
-            engine=engine,
-            on_nonfinite=settings.on_nonfinite,
-            check_val_every_n_rounds=settings.check_val_every_n_rounds,
-            val_dataloaders=val_dataloaders,
-            checkpointing=settings.checkpointing,
-            loggers=self.loggers,
-            display=self.display,
-            folder=folder,
-            description=description,
-        )
-
-    def _build_engine(self, model: ClientModel, data: FederatedData, before: dict[str, Any]) -> LocalEngine:
-        """The engine; a resumed run goes on with the one that ``auto`` chose."""
-        settings = self._settings
-        before = before if settings.engine == "auto" else {}
-        engine = EngineSettings(
-            settings.engine,
-            cohort_size=settings.cohort_size or before.get("cohort_size"),
-            clients_per_round=len(settings.participation.select(1, data.num_clients, settings.seed)),
-            trace_steps=settings.trace_steps,
-            resumed=before.get("name"),
-        )
-        return build_engine(
-            engine, model, data, settings.work, self.stack, settings.seed, ask=self._processes.ask_first
-        )
-
-    def _open_store(self, folder: Path, data: FederatedData, server: Server) -> ClientStore:
-        kind = self._settings.client_state
-        directory = folder / "clients" if kind == "memmap" else None
-        store = ClientStore(int(data.num_clients), kind, self.device, directory, shard=self.global_rank)
-        if self._settings.buffer_policy == "client" and server.buffers.numel():
-            store.declare("buffers", server.buffers.numel(), server.buffers.dtype, fill=float("nan"))
-        return store
-
     def _run_rounds(self, run: Run) -> None:
         """Run the loop, with what people see around it."""
         loop, done = FederatedLoop(run), run.progress.round
@@ -463,7 +363,7 @@ class FederatedTrainer(LightningFacade):
             logger.log_metrics(metrics, step=state["round"] if state is not None else 0)
             logger.finalize("success")
         if metrics:
-            self.display.show(_metrics_table(metrics))
+            self.display.show(metrics_table(metrics))
         return metrics, outputs
 
 
@@ -495,14 +395,3 @@ def _load_weights(module: LightningModule, state: dict[str, Any], path: Path | N
         raise CheckpointError(
             f"The weights of {path} do not fit {type(module).__name__}: {reason}. Use the run's own config.yaml."
         ) from error
-
-
-def _metrics_table(metrics: dict[str, float]) -> Any:
-    """A rich table of an evaluation."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table("metric", "value", box=box.SIMPLE_HEAD)
-    for name, value in metrics.items():
-        table.add_row(name, f"{value:.6g}")
-    return table

@@ -22,25 +22,13 @@ from torchmetrics import Metric
 from lfl.client.layout import ParameterLayout
 from lfl.client.random_ops import ClientRandom
 from lfl.client.recorder import Recorder, as_scalar
-from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm
+from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm, StepModule
 
 Batch = Any
 
 
 class _AllFeaturesFound(Exception):
     """Raised to end a pass that was made for features alone."""
-
-
-class _TrainingStep(nn.Module):
-    """A module whose forward is the training step: ``functional_call`` calls nothing but forwards."""
-
-    def __init__(self, model: ClientModel) -> None:
-        super().__init__()
-        self.module = model.module
-        self._run = model.run_step
-
-    def forward(self, *args: Any) -> Any:
-        return self._run(*args)
 
 
 class ClientModel:
@@ -383,8 +371,8 @@ class ClientModel:
                 norm.train()
 
     @cached_property
-    def _wrapper(self) -> _TrainingStep:
-        return _TrainingStep(self)
+    def _wrapper(self) -> StepModule:
+        return StepModule(self.module, self.run_step)
 
     @cached_property
     def _takes_index(self) -> bool:

@@ -122,8 +122,7 @@ class LocalOptimizer:
             [names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups
         ]
         self._decays = [float(group.get("weight_decay", 0.0)) for group in self.optimizer.param_groups]
-        # The part of `values` that each parameter of the optimizer is, so that rows can be narrowed and gradients
-        # assigned.
+        # Which part of `values` each of the optimizer's parameters is: to narrow rows, and to assign gradients.
         self._spans: list[tuple[torch.nn.Parameter, slice]] = []
         self._stacked = in_coordinates or type(self.optimizer) in ELEMENTWISE
         if in_coordinates:

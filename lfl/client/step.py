@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lfl.client.schedule import BatchPlan
 
@@ -178,3 +178,20 @@ class ClientStep:
 
 LossTerm = Callable[[ClientStep, Tensor], Tensor]
 """A callback's ``client_loss``."""
+
+
+class StepModule(nn.Module):
+    """A module whose forward is the training step: ``functional_call`` calls nothing but forwards.
+
+    Args:
+        module: the user's.
+        run: takes its training step.
+    """
+
+    def __init__(self, module: nn.Module, run: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.module, self._run = module, run
+
+    def forward(self, *args: Any) -> Tensor:
+        """Take the step."""
+        return self._run(*args)

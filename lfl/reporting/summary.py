@@ -129,3 +129,14 @@ class _Record:
 
 def _cells(value: tuple[float, int] | None) -> tuple[str, str]:
     return ("", "") if value is None else (f"{value[0]:.4g}", str(value[1]))
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    """A rich table of an evaluation."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table("metric", "value", box=box.SIMPLE_HEAD)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.6g}")
+    return table
