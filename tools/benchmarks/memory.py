@@ -1,21 +1,4 @@
-"""Memory and time do not grow with the number of clients, nor with the number of rounds.
-
-    python tools/scale.py
-    python tools/scale.py --clients 200 2000 20000 --rounds 100 --repeats 5
-    python tools/scale.py --million
-
-1. SCAFFOLD, whose clients each keep a control variate as long as the model, with ``client_state=memmap``: the same
-   number of clients per round and of examples per client among 200, 2,000 and 20,000 clients. For contrast the last
-   line keeps them in memory (``host``).
-2. 500 rounds of a small model: resident memory after round 500 beside that after round 20.
-
-Each run has a process of its own and is repeated, in turns; the memory is the median and the time the minimum over
-repeats of the median round. Exit code 1, with the numbers, where a claim fails. Linux only (/proc).
-
-``--million``, instead of these: FedAvg over 1,000,000 clients of two examples (IID) or ten (Dirichlet), SCAFFOLD with
-files over 100,000, each beside the same with 1,000. Once each; the time of a round is that from end to end, evaluation
-every 10 rounds and checkpoints among them.
-"""
+"""Memory, disk and time of runs with many clients, each run in a process of its own; the command is ``growth``."""
 
 from __future__ import annotations
 
@@ -25,26 +8,26 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
-from report import Table
 from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lfl.aggregation import MeanAggregator
-from lfl.callbacks import FederatedCallback, Scaffold
+from lfl.callbacks import Scaffold
+from lfl.checkpointing import Checkpointing
 from lfl.data import DatasetSource, DirichletPartitioner, FederatedDataModule, IIDPartitioner
 from lfl.models import MLP, Classifier
 from lfl.participation import UniformParticipation
 from lfl.round import Round
-from lfl.trainer import FederatedTrainer
+from tools import REPOSITORY
+from tools.benchmarks.clock import RoundClock
+from tools.table import Table
+from tools.training import fitted
 
 NUM_FEATURES, NUM_CLASSES, EXAMPLES_PER_CLIENT = 64, 10, 20
 
@@ -113,25 +96,19 @@ class Gaussians(Dataset[tuple[Tensor, Tensor]]):
         return self._means[self.targets[i]] + self._noises[i % len(self._noises)], self.targets[i]
 
 
-class Meter(FederatedCallback):
-    """Reads the resident memory of this process after each round."""
+class Meter(RoundClock):
+    """Times rounds, and reads the resident memory of this process after each."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.resident: list[int] = []
-        self.seconds: list[float] = []
-        self.marks: list[float] = []
-        self.state_bytes = 0
-
-    @override
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self.marks.append(time.perf_counter())
+        self.training: list[float] = []
 
     @override
     def on_round_end(self, round: Round) -> None:
-        self.marks.append(time.perf_counter())
+        super().on_round_end(round)
         self.resident.append(_resident())
-        self.seconds.append(float(round.metrics["time/train_s"]))
-        self.state_bytes = round.trainer.store.nbytes
+        self.training.append(float(round.metrics["time/train_s"]))
 
 
 def run(job: Job) -> Measurement:
@@ -145,24 +122,33 @@ def run(job: Job) -> Measurement:
     partitioned = time.perf_counter()
     model = Classifier(MLP(NUM_FEATURES, [job.hidden], NUM_CLASSES), lr=0.05)
     meter = Meter()
-    with tempfile.TemporaryDirectory(prefix="lfl_scale_") as folder:
-        trainer = FederatedTrainer(
-            accelerator="cpu",
-            max_rounds=job.rounds,
-            participation=UniformParticipation(clients_per_round=10),
-            engine=job.engine,  # type: ignore[arg-type]  # one of its names
-            aggregator=MeanAggregator("uniform"),
-            client_state=job.client_state,  # type: ignore[arg-type]  # likewise
-            check_val_every_n_rounds=10,
-            callbacks=[Scaffold(), meter] if job.method == "SCAFFOLD" else [meter],
-            default_root_dir=folder,
-            enable_progress_bar=False,
-        )
-        trainer.fit(model, data)
+    with fitted(
+        model,
+        data,
+        max_rounds=job.rounds,
+        participation=UniformParticipation(clients_per_round=10),
+        engine=job.engine,
+        aggregator=MeanAggregator("uniform"),
+        client_state=job.client_state,
+        checkpoint=Checkpointing(),
+        check_val_every_n_rounds=10,
+        callbacks=[Scaffold(), meter] if job.method == "SCAFFOLD" else [meter],
+    ) as trainer:
         files = {entry.name: _bytes_in(entry) for entry in Path(trainer.log_dir).iterdir()}
-    rounds = [end - start for start, end in pairwise(meter.marks)]
-    usage = meter.resident, _peak(), meter.seconds, meter.state_bytes, trainer.layout.dim
-    return Measurement(*usage, imported, partitioned - started, meter.marks[0] - partitioned, rounds, files)
+        state_bytes = trainer.store.nbytes
+    assert meter.started is not None
+    return Measurement(
+        resident=meter.resident,
+        peak=_peak(),
+        seconds=meter.training,
+        state_bytes=state_bytes,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        imported=imported,
+        data_seconds=partitioned - started,
+        fit_seconds=meter.started - partitioned,
+        round_seconds=meter.seconds,
+        files=files,
+    )
 
 
 def _bytes_in(path: Path) -> int:
@@ -180,8 +166,8 @@ def _peak() -> int:
 
 def run_apart(job: Job) -> Measurement:
     """Train in a process of its own."""
-    command = [sys.executable, __file__, "--job", json.dumps(asdict(job))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tools.benchmarks.growth", "job", json.dumps(asdict(job))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     if done.returncode:
         raise RuntimeError(f"{job} failed:\n{done.stderr[-3000:]}")
     return Measurement(**json.loads(done.stdout.splitlines()[-1]))
@@ -210,8 +196,15 @@ class Usage:
         )
 
 
-def scale_with_clients(options: argparse.Namespace) -> tuple[Table, list[str]]:
-    """The first table, and what speaks against the claim."""
+def tables(options: argparse.Namespace) -> tuple[dict[str, Table], list[str]]:
+    """Memory with the number of clients and with the number of rounds, and what grows."""
+    parts = {"clients": over_clients(options), "rounds": over_rounds(options)}
+    failures = [line for _, growth in parts.values() for line in growth]
+    return {name: table for name, (table, _) in parts.items()}, failures
+
+
+def over_clients(options: argparse.Namespace) -> tuple[Table, list[str]]:
+    """Memory and time for several numbers of clients, and which of them grow."""
     jobs = [Job(n, options.rounds, options.hidden) for n in options.clients]
     jobs.append(Job(max(options.clients), options.rounds, options.hidden, client_state="host"))
     measured: dict[Job, list[Measurement]] = {job: [] for job in jobs}
@@ -237,8 +230,8 @@ def scale_with_clients(options: argparse.Namespace) -> tuple[Table, list[str]]:
     return table, failures
 
 
-def grow_with_rounds(options: argparse.Namespace) -> tuple[Table, list[str]]:
-    """The second table, and what speaks against the claim."""
+def over_rounds(options: argparse.Namespace) -> tuple[Table, list[str]]:
+    """Memory early and late in a run, and whether it grows."""
     table = Table(
         "SCAFFOLD, memmap, a small model, 200 clients: resident MB",
         ["engine", "round 20", f"round {options.growth_rounds}", "change %"],
@@ -253,7 +246,7 @@ def grow_with_rounds(options: argparse.Namespace) -> tuple[Table, list[str]]:
 
 
 def million(options: argparse.Namespace) -> Table:
-    """The big runs."""
+    """A column for each run with very many clients, and for the same with few."""
     fedavg = Job(0, options.rounds, hidden=133, client_state="host", engine="vectorized", method="FedAvg", examples=2)
     scaffold = replace(fedavg, method="SCAFFOLD", client_state="memmap")
     jobs = [replace(fedavg, clients=n) for n in (1_000, options.most)]
@@ -268,7 +261,7 @@ def million(options: argparse.Namespace) -> Table:
 
 
 def column_of(job: Job, found: Measurement, warmup: int) -> dict[str, str]:
-    """A big run, summed up."""
+    """The rows of a column."""
     rounds = [1e3 * seconds for seconds in found.round_seconds[warmup:]]
     numbers = {
         "s to make data and partition": f"{found.data_seconds:.2f}",
@@ -294,40 +287,3 @@ def grows(what: str, values: list[float], tolerance: float) -> list[str]:
         return []
     numbers = ", ".join(f"{value:.2f}" for value in values)
     return [f"FAILED: {what}: {numbers}; {100 * growth:.1f} % more than the first, over {100 * tolerance:.0f} %"]
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[200, 2000, 20000])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--hidden", type=int, default=1024, help="width of the model; D = 75 times it")
-    parser.add_argument("--warmup", type=int, default=20, help="rounds that are not measured")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--growth_rounds", type=int, default=500)
-    parser.add_argument("--memory_tolerance", type=float, default=0.05)
-    parser.add_argument("--time_tolerance", type=float, default=0.15)
-    parser.add_argument("--output", type=Path, default=Path("runs/scale"), help="folder of the tables' files")
-    parser.add_argument("--million", action="store_true", help="the big runs instead")
-    parser.add_argument("--most", type=int, default=1_000_000, help="clients of the largest")
-    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
-    options: Any = parser.parse_args(arguments)
-    if options.job:
-        print(json.dumps(asdict(run(Job(**options.job)))))
-        return
-    if options.million:
-        table = million(options)
-        table.show()
-        table.write(options.output, "million")
-        return
-    failures = []
-    for name, part in (("clients", scale_with_clients), ("rounds", grow_with_rounds)):
-        table, found = part(options)
-        table.show()
-        table.write(options.output, name)
-        failures += found
-    print("\n".join(failures) or "Neither memory nor time depends on the number of clients or rounds.")
-    sys.exit(int(bool(failures)))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
     python3 -m venv ~/peers/pfl
     ~/peers/pfl/bin/pip install "pfl[pytorch]==0.6.0" "torch==2.14.1"
-    ~/peers/pfl/bin/python tools/peers/pfl_run.py WORK.pt --rounds 10 --processes 2
+    ~/peers/pfl/bin/python tools/benchmarks/peers/pfl_run.py WORK.pt --rounds 10 --processes 2
 
 The last line of the output is a JSON object; "seconds" are those of each round on the first process.
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from claims import Claim, compared
-from experiments import Laboratory, Outcome, Run
 from numpy.typing import NDArray
-from report import Table
 
 from lfl.problems import LinearRepresentationData
 from lfl.problems.doubling import DoublingPoints
 from lfl.problems.linear_representation import leading_subspace, principal_distance
+from tools.papers.claims import Claim, compared
+from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.summaries import three_digits
+from tools.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -260,11 +261,11 @@ class SpeedupFigure:
         for scenario, by_size in results.items():
             for size, found in by_size.items():
                 pairs = [found.curves[FEDREP], found.curves[SRPFL]]
-                rounds = " → ".join(short(curves.rounds(found.target)) for curves in pairs)
-                times = " → ".join(short(curves.seconds(found.target)) for curves in pairs)
-                ours = f"{short(found.speedup)} ± {found.error:.2f}"
+                rounds = " → ".join(three_digits(curves.rounds(found.target)) for curves in pairs)
+                times = " → ".join(three_digits(curves.seconds(found.target)) for curves in pairs)
+                ours = f"{three_digits(found.speedup)} ± {found.error:.2f}"
                 target = f"{found.target:.4f}"
-                table.add(scenario.name, str(size), target, rounds, times, ours, short(theory[scenario][size]))
+                table.add(scenario.name, str(size), target, rounds, times, ours, three_digits(theory[scenario][size]))
         first = problems[0]
         dim, rank, count = (first.settings[name] for name in ("dim", "rank", "examples_per_client"))
         table.notes += [
@@ -324,13 +325,6 @@ def slope_error(x: NDArray[np.float64], errors: NDArray[np.float64]) -> float:
     weights = errors**-2
     mean = (weights * x).sum() / weights.sum()
     return float((weights * (x - mean) ** 2).sum() ** -0.5)
-
-
-def short(value: float) -> str:
-    """Three digits; a whole number as it is, and - for what is not finite."""
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else "-"
 
 
 def plot(results: Results, theory: Mapping[Scenario, Mapping[int, float]], path: Path) -> None:

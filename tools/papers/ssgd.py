@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from claims import Claim, compared, number
-from experiments import Laboratory, Outcome, Run
-from report import Table
+from tools.papers.claims import Claim, compared, number
+from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.summaries import three_digits
+from tools.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,7 +197,7 @@ class TimeFigure:
             ("model.init_args.lr", rate),
             *self.overrides,
             *case.method.overrides(case.coordinates),
-            ("trainer.callbacks+", "stopping.StopAtGradientNorm"),
+            ("trainer.callbacks+", "tools.papers.stopping.StopAtGradientNorm"),
             (f"{_ARGUMENTS}.norm", LEVELS[-1]),
             (f"{_ARGUMENTS}.loss", LOSS_LIMIT),
         ]
@@ -271,13 +272,9 @@ def spread(seconds: Sequence[float]) -> str:
     if not math.isfinite(median):
         return "not reached"
     values = sorted(seconds)
-    low, high = (values[round(share * (len(values) - 1))] for share in (0.25, 0.75))
-    return f"{short(median)} ({short(low)} to {short(high)})"
-
-
-def short(seconds: float) -> str:
-    """In 1e6 s."""
-    return f"{seconds / 1e6:#.3g}".rstrip(".") if math.isfinite(seconds) else "-"
+    quartiles = (values[round(share * (len(values) - 1))] for share in (0.25, 0.75))
+    middle, low, high = (three_digits(value / 1e6) for value in (median, *quartiles))
+    return f"{middle} ({low} to {high})"
 
 
 def within(value: float, limit: float) -> bool:

@@ -1,110 +1,69 @@
 """Speed on a GPU: engines, steps, precisions, cohort sizes, and whether the host waits for the device in a step.
 
-    python tools/gpu.py
-    python tools/gpu.py --rounds 5 --accelerator cpu --small          # a look without a GPU: no results
+    python -m tools.benchmarks.gpu
+    python -m tools.benchmarks.gpu --accelerator cpu --quick          # a look without a GPU: no results
 
 Random images of CIFAR's shape, all on the device. ``pfl-cifar``: 50 clients per round with 50 examples each, batches of
 10, a small CNN (the shape of pfl-research's published benchmark). ``resnet``: ResNet-18 with GroupNorm, 4 clients per
-round with 50 examples each. One local epoch of SGD, no evaluation; a round's time is that of ``time/train_s``, with the
-device waited for. Prints, last, one table of rounds per second and memory, then the share of time in kernels and the
-host's waits during local steps.
+round with 50 examples each. One local epoch of SGD, no evaluation, no logging; a round's time is that from end to end,
+with the device waited for. Prints, last, one table of rounds per second and memory, then the share of time in kernels
+and the host's waits during local steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from report import Table
 from typing_extensions import override
-from workloads import small_cnn
 
 from lfl.callbacks import FederatedCallback
-from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
+from lfl.cli.memory import keep_freed_memory
 from lfl.engine import LocalEngine
 from lfl.engine.graph.traced import TraceError
-from lfl.models import Classifier, ResNet
-from lfl.participation import UniformParticipation
 from lfl.round import Cohort, Round
-from lfl.trainer import FederatedTrainer
+from tools.benchmarks.clock import RoundClock
+from tools.benchmarks.workloads import WORKLOADS, RandomImages, Workload
+from tools.table import Table
+from tools.training import fitted
 
 EXAMPLES = 50
+NAMES = ("pfl-cifar", "resnet")
 STEPS: dict[bool | str, str] = {False: "plain", True: "recorded", "compile": "compiled"}
 
 
-WORKLOADS: dict[str, tuple[Any, int]] = {
-    "pfl-cifar": (small_cnn, 50),
-    "resnet": (lambda: ResNet(depth=18, norm="group"), 4),
-}
+def workload_of(name: str, options: argparse.Namespace) -> Workload:
+    """A workload of the other benchmarks, with twice as many clients as take part, of 50 examples each."""
+    known = WORKLOADS[name]
+    per_round = min(known.per_round, 4) if options.quick else known.per_round
+    clients = 2 * per_round
+    return replace(known, source=lambda: RandomImages(clients * EXAMPLES), clients=clients, per_round=per_round)
 
 
-class Clock(FederatedCallback):
-    """Seconds of every round, the device waited for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds, self._started = device, list[float](), 0.0
-
-    @override
-    def on_round_start(self, round: Round) -> None:
-        wait(self.device)
-        self._started = time.perf_counter()
-
-    @override
-    def on_round_end(self, round: Round) -> None:
-        wait(self.device)
-        self.seconds.append(time.perf_counter() - self._started)
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def data_of(clients: int) -> FederatedDataModule:
-    """Random images."""
-    draws = torch.Generator().manual_seed(0)
-    count = clients * EXAMPLES
-    inputs = torch.randn(count, 3, 32, 32, generator=draws)
-    targets = torch.randint(10, (count,), generator=draws)
-    dataset = torch.utils.data.TensorDataset(inputs, targets)
-    few = torch.utils.data.TensorDataset(inputs[:100], targets[:100])
-    return FederatedDataModule(DatasetSource(dataset, few, num_classes=10), IIDPartitioner(), clients, 10)
-
-
-def fit(
-    name: str, options: argparse.Namespace, callbacks: list[FederatedCallback], **settings: Any
-) -> FederatedTrainer:
-    """A silent run of a workload."""
-    make, per_round = WORKLOADS[name]
-    per_round = min(per_round, 4) if options.small else per_round
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = FederatedTrainer(
-            accelerator=options.accelerator,
-            participation=UniformParticipation(per_round),
-            local_epochs=1,
-            checkpoint=None,
-            logger=False,
-            callbacks=callbacks,
-            check_val_every_n_rounds=10**6,
-            default_root_dir=folder,
-            enable_progress_bar=False,
-            **{"max_rounds": options.rounds + 1, **settings},
-        )
-        model = Classifier(make(), lr=0.05)
-        model.validation_step = None  # type: ignore[method-assign,assignment]
-        trainer.fit(model, data_of(2 * per_round))
-    return trainer
+def fit(name: str, options: argparse.Namespace, callbacks: list[FederatedCallback], **settings: Any) -> None:
+    """Run a workload silently."""
+    workload = workload_of(name, options)
+    model = workload.model()
+    model.validation_step = None  # type: ignore[method-assign,assignment]
+    common = {
+        "accelerator": options.accelerator,
+        "max_rounds": options.rounds + 1,
+        "participation": workload.participation(),
+        "local_epochs": workload.epochs,
+        "logger": False,
+        "callbacks": callbacks,
+        "check_val_every_n_rounds": 10**6,
+    }
+    with fitted(model, workload.data(), **{**common, **settings}):
+        pass
 
 
 def measure(name: str, options: argparse.Namespace, **settings: Any) -> tuple[float, float, float]:
@@ -113,7 +72,7 @@ def measure(name: str, options: argparse.Namespace, **settings: Any) -> tuple[fl
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    clock = Clock(device)
+    clock = RoundClock(device)
     fit(name, options, [clock], **settings)
     peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else float("nan")
     return statistics.median(clock.seconds[1:]), min(clock.seconds[1:]), peak
@@ -126,8 +85,8 @@ def table_of_speed(options: argparse.Namespace) -> Table:
         f"Rounds per second on {device}; torch {torch.__version__}, {options.rounds} rounds each",
         ["workload", "engine", "steps", "precision", "cohort", "rounds / s", "ms / round", "peak MB"],
     )
-    for name, (_, per_round) in WORKLOADS.items():
-        per_round = min(per_round, 4) if options.small else per_round
+    for name in options.workloads:
+        per_round = workload_of(name, options).per_round
         sizes = sorted({1, 2, 4, 10, 25, per_round} & set(range(1, per_round + 1)))
         ways: list[tuple[str, int, bool | str]] = [("sequential", 1, steps) for steps in STEPS]
         ways += [("vectorized", size, False) for size in sizes]
@@ -174,8 +133,8 @@ class Profile(FederatedCallback):
 
 @contextmanager
 def counting_waits() -> Iterator[list[str]]:
-    """Where the host waits for the device during local steps, as torch's own check tells it."""
-    found: list[str] = []
+    """List the places where the host waits for the device during local steps, by torch's own check."""
+    places: list[str] = []
     train = LocalEngine._train_phase
 
     def checked(engine: LocalEngine, cohort: Cohort, *arguments: Any) -> None:
@@ -186,11 +145,11 @@ def counting_waits() -> Iterator[list[str]]:
                 train(engine, cohort, *arguments)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        found.extend(f"{w.filename}:{w.lineno}" for w in caught if "synchronizing" in str(w.message))
+        places.extend(f"{w.filename}:{w.lineno}" for w in caught if "synchronizing" in str(w.message))
 
     LocalEngine._train_phase = checked  # type: ignore[method-assign,assignment]
     try:
-        yield found
+        yield places
     finally:
         LocalEngine._train_phase = train  # type: ignore[method-assign]
 
@@ -198,7 +157,7 @@ def counting_waits() -> Iterator[list[str]]:
 def table_of_waits(options: argparse.Namespace) -> Table:
     """Share of a round's time in kernels, and waits during its local steps."""
     table = Table("Within a round", ["workload", "engine", "share of time in kernels", "waits in local steps", "where"])
-    for name in WORKLOADS:
+    for name in options.workloads:
         for engine in ("sequential", "vectorized"):
             profile = Profile()
             fit(name, options, [profile], engine=engine, max_rounds=3)
@@ -209,14 +168,22 @@ def table_of_waits(options: argparse.Namespace) -> Table:
     return table
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="timed rounds, after one to warm up")
+    parser.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--rounds", type=int, help="timed rounds, after one to warm up; 10")
     parser.add_argument("--accelerator", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--skip_speed", action="store_true", help="only kernels and waits")
-    parser.add_argument("--small", action="store_true", help="4 clients per round")
-    parser.add_argument("--output", type=Path, default=Path("runs/gpu"))
+    parser.add_argument("--quick", action="store_true", help="4 clients per round, 1 round: no results")
+    parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder of the tables' files")
     options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (1 if options.quick else 10)
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
+    keep_freed_memory()  # as the command line does
     tables = {} if options.skip_speed else {"speed": table_of_speed(options)}
     if options.accelerator == "gpu":
         tables["waits"] = table_of_waits(options)

@@ -1,4 +1,4 @@
-"""A callback that ends the runs of `reproduce.py` whose question is answered."""
+"""A callback that ends a run whose question is answered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The communication costs of the FLSS paper, counted by the ledger of real rounds.
 
-    python tools/flss_costs.py
-    python tools/flss_costs.py --warmup_rounds 55 --threads 2
+    python -m tools.papers.flss_costs
+    python -m tools.papers.flss_costs --warmup_rounds 55 --threads 2
 
 The paper's cost is what one client uploads in the 200 rounds after warm-up, in parameters: bits over 32. Here one
 client trains the paper's CNN (two convolutions of 32 and 64 channels, 512 units; D = 878,538 with 10 classes, 924,708
@@ -13,13 +13,11 @@ warm-up is shorter than the paper's 200 rounds, but long enough for all R direct
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from report import Table
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -29,7 +27,8 @@ from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.loggers.csv import METRICS_FILE, read_rows
 from lfl.models import Classifier, McMahanCNN
 from lfl.participation import FullParticipation
-from lfl.trainer import FederatedTrainer
+from tools.table import Table
+from tools.training import fitted
 
 
 @dataclass(frozen=True)
@@ -84,22 +83,17 @@ def uploaded(cell: Cell, backbone: nn.Module, setting: Setting, channels: int, s
     inputs = torch.randn(setting.examples, channels, side, side, generator=draws)
     images = TensorDataset(inputs, torch.randint(num_classes, (setting.examples,), generator=draws))
     stack: list[FederatedCallback] = [FLSS(setting.warmup_rounds, setting.rank, cell.sample_every)]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = FederatedTrainer(
-            accelerator="cpu",
-            engine="sequential",
-            max_rounds=setting.warmup_rounds + setting.rounds,
-            participation=FullParticipation(),
-            local_steps=1,
-            aggregator=MeanAggregator("uniform"),
-            callbacks=[*stack, Sign()] if cell.signs else stack,
-            checkpoint=None,
-            check_val_every_n_rounds=setting.warmup_rounds + setting.rounds,
-            default_root_dir=folder,
-            enable_progress_bar=False,
-        )
-        data = FederatedDataModule(DatasetSource(images, images, num_classes), IIDPartitioner(), 1, batch_size=2)
-        trainer.fit(Classifier(backbone, lr=0.01), data)
+    with fitted(
+        Classifier(backbone, lr=0.01),
+        FederatedDataModule(DatasetSource(images, images, num_classes), IIDPartitioner(), 1, batch_size=2),
+        engine="sequential",
+        max_rounds=setting.warmup_rounds + setting.rounds,
+        participation=FullParticipation(),
+        local_steps=1,
+        aggregator=MeanAggregator("uniform"),
+        callbacks=[*stack, Sign()] if cell.signs else stack,
+        check_val_every_n_rounds=setting.warmup_rounds + setting.rounds,
+    ) as trainer:
         rows = list(read_rows(Path(trainer.log_dir) / METRICS_FILE))
     return sum(metrics["comm/up_bytes"] for number, metrics in rows if number > setting.warmup_rounds) / 4
 
@@ -120,14 +114,18 @@ def cost_table(setting: Setting) -> Table:
     return table
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, default=Setting.rank, help="R")
     parser.add_argument("--warmup_rounds", type=int, default=Setting.warmup_rounds, help="L, at least R")
     parser.add_argument("--rounds", type=int, default=Setting.rounds, help="rounds after warm-up; the paper counts 200")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     parser.add_argument("--output", type=Path, default=Path("runs/flss_costs"), help="folder of the table's files")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
     torch.set_num_threads(options.threads)
     table = cost_table(Setting(options.rank, options.warmup_rounds, options.rounds))
     table.show()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from runs import RunFolder, fit, newest
 
 from lfl.loop import NonFiniteUpdateError
+from tools.papers.runs import RunFolder, fit, newest
 
 Series = dict[int, float]
 
@@ -140,6 +142,31 @@ class Laboratory:
             yield futures[future], future.result()
 
 
+def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:
+    """Add the options of every command that makes such runs."""
+    parser.add_argument("--seeds", type=int, help="runs of every method; by default as many as the results have")
+    parser.add_argument("--rounds", type=int, help="of every run, at most; by default as many as the results have")
+    parser.add_argument("--quick", action="store_true", help="few rounds and seeds: everything once, no results")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
+    parser.add_argument("--reuse", action=argparse.BooleanOptionalAction, default=True, help="take earlier results")
+    parser.add_argument("--configs", type=Path, default=configs, help="folder of the runs' configs")
+
+
+@contextmanager
+def opened(options: argparse.Namespace, output: Path) -> Iterator[Laboratory]:
+    """A laboratory by a command's options, closed at the end of the block."""
+    torch.set_num_threads(1)
+    laboratory = Laboratory(options.configs, output, options.jobs, options.reuse, _tell)
+    try:
+        yield laboratory
+    finally:
+        laboratory.close()
+
+
+def _tell(said: str) -> None:
+    print(said, file=sys.stderr, flush=True)
+
+
 def make(run: Run, configs: Path, path: Path) -> Outcome:
     """Make a run and keep its outcome in ``path``; its run folder is removed."""
     root = path.with_suffix("")
@@ -168,9 +195,3 @@ def describe(run: Run) -> str:
     """A run in a few words."""
     changed = [f"{key.rpartition('.')[2]}={value}" for key, value in run.overrides if not key.endswith("+")]
     return " ".join([Path(run.config).stem, f"seed={run.seed}", *changed])
-
-
-def root_mean_square(values: Iterable[float]) -> float:
-    """The root of the mean of the squares; nan for none."""
-    found = list(values)
-    return math.sqrt(sum(value**2 for value in found) / len(found)) if found else math.nan

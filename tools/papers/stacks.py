@@ -1,9 +1,9 @@
 """The stacks of three papers on MNIST-5000, each with what it is compared with: one table a study.
 
-    python tools/stacks.py compression                    # FLSS and sign compression, alone and together
-    python tools/stacks.py optimization --jobs 2          # FedMRUR and the methods it is made of
-    python tools/stacks.py personalization                # SRPFL, at equal simulated times
-    python tools/stacks.py compression --quick            # a look, in about a minute: no results
+    python -m tools.papers.stacks compression             # FLSS and sign compression, alone and together
+    python -m tools.papers.stacks optimization --jobs 2   # FedMRUR and the methods it is made of
+    python -m tools.papers.stacks personalization         # SRPFL, at equal simulated times
+    python -m tools.papers.stacks compression --quick     # a look, in about a minute: no results
 
 Every number comes from runs of ``lfl fit`` with files of ``configs/``, whose learning rates stay, and what a study
 changes in all of them; a seed stands for the partition, the initial weights and every draw.
@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import torch
-from claims import Claim, ordered, tabulate_claims
-from experiments import Laboratory, Outcome, Run, Series
-from report import Table
+from tools import CONFIGS
+from tools.papers.claims import Claim, ordered, publish
+from tools.papers.experiments import Laboratory, Outcome, Run, Series, add_options, opened
+from tools.papers.summaries import last_tenth, mean_and_deviation
+from tools.table import Table
 
 Overrides = tuple[tuple[str, object], ...]
 Results = Mapping[str, Sequence[Outcome]]
@@ -78,19 +77,12 @@ class Study:
 
 def final(outcome: Outcome, metric: str) -> float:
     """The mean of a metric over the last tenth of the evaluations, at least three."""
-    values = list(outcome.series[metric].values())
-    return statistics.mean(values[-max(3, len(values) // 10) :]) if values else float("nan")
+    return last_tenth(list(outcome.series[metric].values()), least=3)
 
 
 def accuracy(results: Results, name: str, metric: str = "val_acc") -> float:
     """Percent, the mean over seeds."""
     return statistics.mean(100 * final(outcome, metric) for outcome in results[name])
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and standard deviation."""
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{deviation}"
 
 
 def last(outcome: Outcome, metric: str) -> float:
@@ -121,20 +113,22 @@ def tabulate_compression(results: Results, table: Table) -> None:
         )
         table.add(
             name,
-            spread([100 * final(o, "val_acc") for o in outcomes]),
+            mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]),
             f"{up:.1f}",
             f"{down:.1f}",
-            spread([final(o, _COSINE) for o in outcomes], 3),
-            spread([final(o, "diag/trajectory/effective_rank") for o in outcomes]),
+            mean_and_deviation([final(o, _COSINE) for o in outcomes], 3),
+            mean_and_deviation([final(o, "diag/trajectory/effective_rank") for o in outcomes]),
         )
 
 
-def claim_compression(results: Results) -> list[Claim]:
-    def at_least(first: str, second: str) -> Claim:
-        values = {name: accuracy(results, name) for name in (second, first)}
-        return ordered(f"{first} is at least as accurate as {second}", values)
+def claim_above(lower: str, higher: str, text: str, results: Results) -> Claim:
+    """That one method is more accurate than another."""
+    return ordered(text.format(higher=higher, lower=lower), {name: accuracy(results, name) for name in (lower, higher)})
 
-    return [at_least("FedAvg + FLSS", "FedAvg"), at_least("Sign EF + FLSS", "Sign EF")]
+
+def claim_compression(results: Results) -> list[Claim]:
+    pairs = [("FedAvg", "FedAvg + FLSS"), ("Sign EF", "Sign EF + FLSS")]
+    return [claim_above(*pair, "{higher} is at least as accurate as {lower}", results) for pair in pairs]
 
 
 TARGET = 0.9
@@ -144,24 +138,22 @@ def tabulate_optimization(results: Results, table: Table) -> None:
     for name, outcomes in results.items():
         hits = [rounds_to(o, TARGET) for o in outcomes]
         reached = [float(hit) for hit in hits if hit is not None]
-        told = spread(reached, 0) if reached else ""
+        told = mean_and_deviation(reached, 0)
         missed = len(hits) - len(reached)
         table.add(
             name,
-            spread([100 * final(o, "val_acc") for o in outcomes]),
+            mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]),
             told + (f" ({missed} never)" if missed else ""),
-            spread([final(o, _COSINE) for o in outcomes], 3),
-            spread([final(o, "diag/norm_ratio") for o in outcomes], 3),
-            spread([final(o, "diag/drift") for o in outcomes], 2),
+            mean_and_deviation([final(o, _COSINE) for o in outcomes], 3),
+            mean_and_deviation([final(o, "diag/norm_ratio") for o in outcomes], 3),
+            mean_and_deviation([final(o, "diag/drift") for o in outcomes], 2),
         )
 
 
 def claim_optimization(results: Results) -> list[Claim]:
-    def better(first: str, second: str) -> Claim:
-        return ordered(f"{first} is better than {second}", {n: accuracy(results, n) for n in (second, first)})
-
-    pairs = [("FedSAM", "FedAvg"), ("MoFedSAM", "FedCM"), ("FedMRUR-N", "MoFedSAM"), ("FedMRUR-H", "MoFedSAM")]
-    return [better(*pair) for pair in [*pairs, ("FedMRUR", "FedMRUR-N"), ("FedMRUR", "FedMRUR-H")]]
+    pairs = [("FedAvg", "FedSAM"), ("FedCM", "MoFedSAM"), ("MoFedSAM", "FedMRUR-N"), ("MoFedSAM", "FedMRUR-H")]
+    pairs += [("FedMRUR-N", "FedMRUR"), ("FedMRUR-H", "FedMRUR")]
+    return [claim_above(*pair, "{higher} is better than {lower}", results) for pair in pairs]
 
 
 TIMES = (10.0, 25.0, 50.0, 100.0, 200.0)
@@ -171,9 +163,11 @@ PERSONAL = "personal/val_acc"
 def tabulate_personalization(results: Results, table: Table) -> None:
     for name, outcomes in results.items():
         cells = [[at_time(o, time, PERSONAL) for o in outcomes] for time in TIMES]
-        totals = spread([last(o, "sim/time") for o in outcomes])
-        finals = spread([100 * final(o, PERSONAL) for o in outcomes])
-        table.add(name, *(spread(cell) if all(v == v for v in cell) else "" for cell in cells), finals, totals)
+        totals = mean_and_deviation([last(o, "sim/time") for o in outcomes])
+        finals = mean_and_deviation([100 * final(o, PERSONAL) for o in outcomes])
+        table.add(
+            name, *(mean_and_deviation(cell) if all(v == v for v in cell) else "" for cell in cells), finals, totals
+        )
 
 
 def claim_personalization(results: Results) -> list[Claim]:
@@ -311,35 +305,25 @@ def compare(name: str, laboratory: Laboratory, options: argparse.Namespace) -> N
     results = {method: [found[run] for run in group] for method, group in runs.items()}
     table = Table(f"{study.title}; {rounds} rounds, {seeds} seed(s), {options.accelerator}", list(study.columns))
     study.tabulate(results, table)
-    claims = tabulate_claims(study.title, study.claims(results))
-    for part, suffix in ((table, ""), (claims, "-claims")):
-        if options.quick:
-            part.notes.append("A quick look: neither numbers nor claims count.")
-        part.write(laboratory.output, name + suffix)
-        part.show()
+    warning = "A quick look: neither numbers nor claims count." if options.quick else ""
+    publish(laboratory.output, name, study.title, table, study.claims(results), warning)
     plot(study, results, laboratory.output / f"{name}.png")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="+", choices=list(STUDIES))
-    parser.add_argument("--seeds", type=int, help="runs of every method, 3 by default")
-    parser.add_argument("--rounds", type=int, help="of every run; by default those of the study")
-    parser.add_argument("--quick", action="store_true", help="few rounds and one seed: everything once, no results")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--accelerator", default="cpu", help="as in Lightning")
-    parser.add_argument("--reuse", action=argparse.BooleanOptionalAction, default=True, help="take earlier results")
-    parser.add_argument("--configs", type=Path, default=Path(__file__).parent.parent / "configs")
+    add_options(parser, CONFIGS)
     parser.add_argument("--output", type=Path, default=Path("runs/stacks"))
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    tell = partial(print, file=sys.stderr, flush=True)
-    laboratory = Laboratory(options.configs, options.output, options.jobs, options.reuse, tell)
-    try:
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
+    with opened(options, options.output) as laboratory:
         for name in options.studies:
             compare(name, laboratory, options)
-    finally:
-        laboratory.close()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from claims import Claim, number, ordered
-from experiments import Laboratory, Outcome, Run, root_mean_square
-from report import Table
+from tools.papers.claims import Claim, number, ordered
+from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.summaries import root_mean_square
+from tools.table import Table
 
 ERROR = "val_error"
 LEARNING_RATES = {0.1: 0.01, 0.5: 0.01, 2.0: 0.001}  # by heterogeneity, as the paper found them

@@ -2,7 +2,7 @@
 
     python3 -m venv ~/peers/flower
     ~/peers/flower/bin/pip install "flwr[simulation]==1.42.0" "torch==2.14.1"
-    ~/peers/flower/bin/python tools/peers/flower_run.py WORK.pt --rounds 10 --processes 2
+    ~/peers/flower/bin/python tools/benchmarks/peers/flower_run.py WORK.pt --rounds 10 --processes 2
 
 The last line of the output is a JSON object; "seconds" are those on the server, from the start of `configure_train` to
 the end of `aggregate_train`. Before the first round, every actor answers a query: it has

@@ -1,4 +1,4 @@
-"""Tables that tools print, and write as CSV and Markdown."""
+"""A table that is printed, and written as CSV and Markdown."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """FedAvg, FedProx, SCAFFOLD, SSF and FedSub on MNIST-5000: accuracy, bytes and seconds, in one table.
 
-    python tools/compare.py                                 # 3 seeds, 100 rounds
-    python tools/compare.py --lr 0.02 0.05 0.1              # each method with the best of three learning rates
-    python tools/compare.py --quick                         # a look at everything, in about a minute
+    python -m tools.papers.compare                          # 3 seeds, 100 rounds
+    python -m tools.papers.compare --lr 0.02 0.05 0.1       # each method with the best of three learning rates
+    python -m tools.papers.compare --quick                  # a look at everything, in about a minute
 
 McMahan's CNN (1,663,370 parameters), 100 clients by Dirichlet(0.1) of the classes, 10 per round, batches of 10, one
 local epoch of plain SGD. Each cell is a run of ``lfl fit`` with a file of ``configs/`` and overrides; a seed stands for
@@ -30,10 +30,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from report import Table
-from runs import RunFolder, fit, newest
 
 from lfl.loop import NonFiniteUpdateError
+from tools import CONFIGS
+from tools.papers.runs import RunFolder, fit, newest
+from tools.papers.summaries import last_tenth, mean_and_deviation
+from tools.table import Table
 
 ENGINES = ("sequential", "vectorized")
 TUNING_SEED = 1000
@@ -125,9 +127,7 @@ class Result:
         """Mean and standard deviation over seeds, and how many diverged."""
         values = self.accuracies()
         lost = len(self.runs) - len(values)
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        cell = f"{statistics.mean(values):.1f}{spread}" if values else ""
-        return cell + (f" ({lost} of {len(self.runs)} diverged)" if lost else "")
+        return mean_and_deviation(values) + (f" ({lost} of {len(self.runs)} diverged)" if lost else "")
 
     def megabytes(self, direction: str) -> float:
         """All clients and rounds, the mean over seeds."""
@@ -137,8 +137,7 @@ class Result:
 
 def final_accuracy(run: RunFolder) -> float:
     """The mean of the last tenth of the evaluations."""
-    values = list(run.series("val_acc").values()) or [math.nan]
-    return statistics.mean(values[-max(1, len(values) // 10) :])
+    return last_tenth(list(run.series("val_acc").values()))
 
 
 def choose_lr(setting: Setting, method: Method, rates: list[float], tell: Callable[[str], None]) -> float:
@@ -237,7 +236,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch; 1 on a busy machine")
     parser.add_argument("--quick", action="store_true", help="an MLP, 3 rounds, 1 seed: everything once, no results")
     parser.add_argument("--reuse", action="store_true", help="take finished runs of the output folder as they are")
-    parser.add_argument("--configs", type=Path, default=Path(__file__).parent.parent / "configs")
+    parser.add_argument("--configs", type=Path, default=CONFIGS)
     parser.add_argument("--output", type=Path, default=Path("runs/compare"))
     options = parser.parse_args(arguments)
     if options.quick:

@@ -1,8 +1,8 @@
-"""The workloads of ``benchmark.py``: data, network and local work, the same for every contender.
+"""The workloads of the benchmarks: data, network and local work, the same for every contender.
 
-    python tools/workloads.py many-small work.pt --rounds 20
+    python -m tools.benchmarks.workloads many-small work.pt --rounds 20
 
-writes one as a file of tensors, for simulators that know nothing of `lfl`.
+The command writes a workload as a file of tensors, for simulators that know nothing of `lfl`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lfl.data import MNIST5000, DirichletPartitioner, FederatedDataModule, IIDPartitioner, Partitioner
+from lfl.data import (
+    MNIST5000,
+    Digits,
+    DirichletPartitioner,
+    FederatedDataModule,
+    IIDPartitioner,
+    IndexSets,
+    Partition,
+    Partitioner,
+)
 from lfl.data.sources import Source, TensorData
 from lfl.models import MLP, Classifier, McMahanCNN, ResNet
 from lfl.participation import UniformParticipation
@@ -77,7 +86,7 @@ def small_cnn() -> nn.Module:
 
 @dataclass(frozen=True)
 class Workload:
-    """A federated task: what is learned from whom, and how much of it in a round.
+    """A federated task: the data and its owners, the network, and the local work of a round.
 
     Attributes:
         network: builds the network.
@@ -134,7 +143,7 @@ WORKLOADS = {
 
 
 def write(name: str, rounds: int, path: Path) -> None:
-    """All that another simulator needs, as tensors: see the keys below."""
+    """Write all that another simulator needs as a file of tensors: see the keys below."""
     workload = WORKLOADS[name]
     data, model = workload.data(), workload.model()
     train, test = workload.tensors()
@@ -150,10 +159,32 @@ def write(name: str, rounds: int, path: Path) -> None:
     torch.save(contents, path)
 
 
-if __name__ == "__main__":
+def shared_digits(num_clients: int, batch_size: int, each: int = 10) -> FederatedDataModule:
+    """Digits for any number of clients, so that a million of them are index arrays.
+
+    Client i has ``each`` examples in a row, from where those of the client before it end.
+    """
+    data = FederatedDataModule(Digits(), IIDPartitioner(), num_clients=1, batch_size=batch_size)
+    data.setup("fit")
+    positions = torch.arange(num_clients * each) % int(data.client_sizes[0])
+    train = IndexSets(positions, torch.arange(num_clients + 1) * each)
+    nobody = IndexSets(torch.empty(0, dtype=torch.int64), torch.zeros(num_clients + 1, dtype=torch.int64))
+    data.num_clients, data.partition = num_clients, Partition(train, nobody)
+    return data
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("path", type=Path)
     parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
     write(options.workload, options.rounds, options.path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The floor of the benchmark: federated averaging by hand, in one process, as fast as ordinary PyTorch goes.
+"""The floor of the speed benchmark: federated averaging by hand, in one process, as fast as ordinary PyTorch goes.
 
 One network whose parameters are views of one flat vector, data as tensors, batches by index, ``torch.autograd.grad``,
 one foreach step, a running sum of updates. No framework, no logging, no checks, no other algorithm than this one.
@@ -47,7 +47,7 @@ class FlatLoop:
         self._draws = torch.Generator().manual_seed(0)
 
     def run_round(self, participants: list[int]) -> float:
-        """One round; returns the seconds it took."""
+        """Run one round; returns the seconds it took."""
         started = time.perf_counter()
         total, weight = torch.zeros_like(self.flat), 0
         for client in participants:
@@ -70,7 +70,7 @@ class FlatLoop:
 
     @torch.no_grad()
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
-        """Of the server's model."""
+        """Accuracy of the server's model."""
         self.flat.copy_(self.server)
         right = [
             (self.network(x).argmax(1) == y).sum() for x, y in zip(inputs.split(500), targets.split(500), strict=True)

@@ -2,7 +2,7 @@
 
     python3.13 -m venv ~/peers/blazefl
     ~/peers/blazefl/bin/pip install "blazefl[contrib,reproducibility]==2.0.3" "torch==2.14.1"
-    ~/peers/blazefl/bin/python tools/peers/blazefl_run.py WORK.pt --rounds 10 --processes 2 --mode threads
+    ~/peers/blazefl/bin/python tools/benchmarks/peers/blazefl_run.py WORK.pt --rounds 10 --processes 2 --mode threads
 
 BlazeFL 2.0.3 needs Python 3.12 or newer; 3.0.0 needs 3.14. The last line of the output is a JSON object; "seconds" are
 those of each round, from sampling the clients to the update of the global network.

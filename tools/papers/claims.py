@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
-from report import Table
+from tools.table import Table
 
 _ANSWERS = {True: "holds", False: "does not hold", None: "not tested"}
 
@@ -27,11 +28,29 @@ class Claim:
 
 
 def tabulate_claims(title: str, claims: list[Claim]) -> Table:
-    """A line for each."""
+    """A table with a line for each claim."""
     table = Table(f"{title}: what the paper says", ["claim", "here", "numbers"])
     for claim in claims:
         table.add(claim.text, _ANSWERS[claim.holds], claim.numbers)
     return table
+
+
+def publish(folder: Path, name: str, title: str, table: Table, claims: list[Claim], warning: str = "") -> None:
+    """Show the table and the claims, and write both as files.
+
+    Args:
+        folder: of the files.
+        name: of the files.
+        title: of the claims.
+        table: the numbers.
+        claims: what they decide.
+        warning: a note under both; empty for none.
+    """
+    for part, suffix in ((table, ""), (tabulate_claims(title, claims), "-claims")):
+        if warning:
+            part.notes.append(warning)
+        part.write(folder, name + suffix)
+        part.show()
 
 
 def ordered(text: str, values: dict[str, float]) -> Claim:
