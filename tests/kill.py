@@ -1,8 +1,8 @@
 """Kill runs at random instants, resume them, and compare with an unbroken run, byte for byte.
 
-    python tools/kill_test.py                               # every method, both engines, host and memmap
-    python tools/kill_test.py --methods SCAFFOLD --states memmap --kills 50
-    python tools/kill_test.py --subprocess --kills 5        # the real command line, seconds a start
+    python -m tests.kill                                    # every method, both engines, host and memmap
+    python -m tests.kill --methods SCAFFOLD --states memmap --kills 50
+    python -m tests.kill --subprocess --kills 5             # the real command line, seconds a start
 
 For each combination one run of ``lfl fit`` goes through, and another is killed again and again (SIGKILL), each time
 continued by ``--ckpt_path last``, or started anew while there is no checkpoint. When it is through, its metrics.csv,
@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from report import Table
 from torch import Tensor
 from typing_extensions import override
 
 from lfl.cli import FederatedCLI
 from lfl.storage.checkpoint_file import find_last, load_checkpoint
 from lfl.storage.client_store import ClientStore
+from tools.table import Table
 
 METHODS: dict[str, list[str]] = {
     "FedAvg": [],
@@ -50,6 +50,32 @@ METHODS: dict[str, list[str]] = {
     "SCAFFOLD-I": ["--trainer.callbacks+=lfl.callbacks.Scaffold", "--trainer.callbacks.option=I"],
     "SSF": ["--trainer.callbacks+=lfl.callbacks.SSF", "--trainer.callbacks.refresh_every=3"],
     "FedSub": ["--trainer.callbacks+=lfl.callbacks.FedSub", "--trainer.callbacks.refresh_every=3"],
+    "FLSS": [
+        "--trainer.callbacks+=lfl.callbacks.FLSS",
+        "--trainer.callbacks.warmup_rounds=6",
+        "--trainer.callbacks.rank=4",
+        "--trainer.callbacks.sample_every=3",
+    ],
+    "FedMRUR": [
+        "--trainer.callbacks+=lfl.callbacks.HyperbolicRegularization",
+        "--trainer.callbacks.layer=backbone.features",
+        "--trainer.callbacks.gamma=0.005",
+        "--trainer.callbacks+=lfl.callbacks.SharpnessAware",
+        "--trainer.callbacks+=lfl.callbacks.ClientMomentum",
+        "--trainer.callbacks.momentum_from=aggregate",
+        "--trainer.aggregator=lfl.aggregation.NormalizedReaggregation",
+    ],
+    "FedRep-SRPFL": [
+        "--trainer.callbacks+=lfl.callbacks.PersonalParameters",
+        '--trainer.callbacks.parameters=["*.head.*"]',
+        "--trainer.callbacks+=lfl.callbacks.ClientEvaluation",
+        "--trainer.callbacks.every_n_rounds=5",
+        "--trainer.participation=lfl.participation.DoublingParticipation",
+        "--trainer.participation.initial=2",
+        "--trainer.participation.rounds_per_stage=5",
+        "--trainer.system=lfl.system.ExponentialSpeeds",
+        '--trainer.local_phases=[{"parameters": ["*.head.*"], "epochs": 2}, {"parameters": ["*.features.*"]}]',
+    ],
 }
 ENGINES = ("sequential", "vectorized")
 STATES = ("host", "memmap")
@@ -171,7 +197,7 @@ class Killer:
         self._startup, self._gap = 0.0, 0.0
 
     def test(self, kills: int) -> tuple[Tally, list[str]]:
-        """Kill ``kills`` times; what differs from the unbroken run, if anything."""
+        """Kill ``kills`` times; returns what differs from the unbroken run, if anything."""
         unbroken, tally = self._folder / "unbroken", Tally()
         begun = time.time()
         process = self._launch(unbroken)
@@ -210,7 +236,7 @@ class Killer:
         self._finish(self._launch(root))
 
     def _await_instant(self, process: Process, root: Path, known: set[Path]) -> None:
-        """Until a random instant: while it starts, anywhere in its rounds, or within the writing of a checkpoint."""
+        """Wait for a random instant: while it starts, anywhere in its rounds, or within the writing of a checkpoint."""
         kind = self._draws.choices(("start", "rounds", "checkpoint"), (1, 2, 2))[0]
         if kind == "start":
             process.join(self._draws.uniform(0, self._startup))
@@ -287,7 +313,7 @@ def _bits(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value  # nan is nan
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
@@ -296,8 +322,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--subprocess", action="store_true", help="start `python -m lfl` instead of forking")
-    parser.add_argument("--output", type=Path, default=Path("runs/kill_test"), help="folder of the table's files")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--output", type=Path, default=Path("runs/kill"), help="folder of the table's files")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
     torch.set_num_threads(1)  # a fork does not inherit the threads of a pool
     table = Table(
         f"Killed and resumed; {options.rounds} rounds, a checkpoint each",

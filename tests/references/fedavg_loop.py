@@ -1,8 +1,7 @@
-"""Federated averaging by hand: the loop that `lfl` must equal bit for bit, and that its speed is measured against.
+"""Federated averaging by hand: the loop that `lfl` must equal bit for bit.
 
 Plain PyTorch: one model, `torch.optim.SGD`, `loss.backward()`, a mean of updates in float64. The only things taken from
-`lfl` are the draws (who takes part, how a client's examples are shuffled) and the data. Used by the tests and by
-``overhead.py``.
+`lfl` are the draws (who takes part, how a client's examples are shuffled) and the data.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class FedAvgLoop:
         self.vector = parameters_to_vector(model.parameters()).detach().clone()
 
     def run_round(self, number: int) -> Tensor:
-        """One round, counted from 1; returns the server's new parameters [D]."""
+        """Run one round, counted from 1; returns the server's new parameters [D]."""
         total = torch.zeros_like(self.vector, dtype=torch.float64)
         weights = 0.0
         for client in self.participation.select(number, self.data.num_clients, self.seed).tolist():
@@ -58,7 +57,7 @@ class FedAvgLoop:
         return self.vector
 
     def _train(self, client: int, number: int) -> Tensor:
-        """What local training moves a client by [D]."""
+        """A client's update [D]."""
         vector_to_parameters(self.vector.clone(), self.model.parameters())
         self.model.train()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr)
