@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from references.fedavg_loop import FedAvgLoop
 
 from lfl.aggregation import MeanAggregator
 from lfl.data import MNIST5000, Digits, DirichletPartitioner, FederatedDataModule
 from lfl.models import MLP, Classifier, McMahanCNN
 from lfl.participation import UniformParticipation
 from lfl.trainer import FederatedTrainer
+from references.fedavg_loop import FedAvgLoop
 
 LR = 0.05
 

@@ -1,7 +1,6 @@
 """The reproduction of SRPFL's speed-ups: its numbers and claims on made-up runs, and a look at everything."""
 
 import csv
-import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,14 @@ from conftest import train
 from lfl.callbacks import FederatedCallback
 from lfl.participation import FullParticipation
 from lfl.problems import LinearRepresentation, LinearRepresentationData, Orthonormalize
-
-TOOLS = Path(__file__).parent.parent / "tools"
-
-
-@pytest.fixture
-def srpfl(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The tool, imported as it imports its neighbours."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    return importlib.import_module("reproduce_srpfl")
+from tools import CONFIGS
+from tools.papers import experiments, reproduce, srpfl
 
 
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
-def test_quick_speedups_from_end_to_end(srpfl: Any, tmp_path: Path) -> None:
+def test_quick_speedups_from_end_to_end(tmp_path: Path) -> None:
     arguments = ["srpfl-speedup", "--quick", "--rounds", "3", "--output", str(tmp_path)]
-    importlib.import_module("reproduce").main(arguments)
+    reproduce.main(arguments)
     with (tmp_path / "srpfl-speedup.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(line["start, speeds, C"], line["N"]) for line in lines] == [
@@ -37,17 +29,17 @@ def test_quick_speedups_from_end_to_end(srpfl: Any, tmp_path: Path) -> None:
     assert (tmp_path / "srpfl-speedup.png").read_bytes().startswith(b"\x89PNG")
 
 
-def outcome(srpfl: Any, distances: list[float], seconds: float) -> Any:
+def outcome(distances: list[float], seconds: float) -> Any:
     """A run whose rounds all take as long."""
     rounds = range(1, len(distances) + 1)
     series = {srpfl.DISTANCE: dict(zip(rounds, distances, strict=True)), srpfl.TIME: {n: n * seconds for n in rounds}}
-    return importlib.import_module("experiments").Outcome(len(distances), 0.0, "", series)
+    return experiments.Outcome(len(distances), 0.0, "", series)
 
 
-def test_time_until_the_mean_distance_is_at_the_target(srpfl: Any) -> None:
+def test_time_until_the_mean_distance_is_at_the_target() -> None:
     """Geometric means 0.4, 0.2, 0.1 for FedRep, 0.8, 0.2, 0.05 for SRPFL, though one run is at 0.15 after 2 rounds."""
-    fedrep = srpfl.Curves([outcome(srpfl, [0.4, 0.2, 0.1], 10.0), outcome(srpfl, [0.4, 0.2, 0.1], 20.0)])
-    fast = srpfl.Curves([outcome(srpfl, [0.8, 0.15, 0.05], 2.0), outcome(srpfl, [0.8, 0.2667, 0.05], 4.0)])
+    fedrep = srpfl.Curves([outcome([0.4, 0.2, 0.1], 10.0), outcome([0.4, 0.2, 0.1], 20.0)])
+    fast = srpfl.Curves([outcome([0.8, 0.15, 0.05], 2.0), outcome([0.8, 0.2667, 0.05], 4.0)])
     assert (fedrep.rounds(0.15), fast.rounds(0.15), fast.rounds(0.01)) == (3, 3, math.inf)
     assert (fedrep.seconds(0.15), fast.seconds(0.15)) == (45.0, 9.0)
     comparison = srpfl.Comparison(0.15, {srpfl.FEDREP: fedrep, srpfl.SRPFL: fast})
@@ -74,7 +66,7 @@ class Made:
         ([3.0, math.nan, 5.0], None, "needs three numbers of clients"),
     ],
 )
-def test_growth_with_the_logarithm(srpfl: Any, speedups: list[float], holds: bool | None, told: str) -> None:
+def test_growth_with_the_logarithm(speedups: list[float], holds: bool | None, told: str) -> None:
     by_size = {size: Made(value) for size, value in zip(srpfl.SIZES, speedups, strict=False)}
     claim = srpfl.claim_of_growth(srpfl.SCENARIOS[0], by_size)
     assert claim.holds == holds
@@ -89,9 +81,9 @@ class Distances(FederatedCallback):
         self.found.append(float(round.metrics["val_distance"]))
 
 
-def test_the_floor_is_where_all_clients_stall(srpfl: Any, tmp_path: Path) -> None:
+def test_the_floor_is_where_all_clients_stall(tmp_path: Path) -> None:
     """Mean of 300 rounds that remember about 8: a fluctuation of 12 % becomes one of 2 %; within 4 of those."""
-    problem = srpfl.Problem.of_config(TOOLS.parent / "configs" / "problems" / srpfl.CONFIGS[srpfl.SRPFL], 16)
+    problem = srpfl.Problem.of_config(CONFIGS / "problems" / srpfl.CONFIGS[srpfl.SRPFL], 16)
     data = LinearRepresentationData(**{**problem.settings, "num_clients": 16})
     watch, module = Distances(), LinearRepresentation(data.dim, data.rank, problem.lr)
     options = {"participation": FullParticipation(), "local_steps": 1, "check_val_every_n_rounds": 1, "logger": False}
@@ -100,9 +92,9 @@ def test_the_floor_is_where_all_clients_stall(srpfl: Any, tmp_path: Path) -> Non
     assert sum(stalled) / len(stalled) == pytest.approx(problem.floor, rel=0.08)
 
 
-def test_stages_that_the_configs_name(srpfl: Any) -> None:
+def test_stages_that_the_configs_name() -> None:
     """``linear_representation_srpfl.yaml`` has the lemma's stages for its own number of clients and start."""
-    path = TOOLS.parent / "configs" / "problems" / srpfl.CONFIGS[srpfl.SRPFL]
+    path = CONFIGS / "problems" / srpfl.CONFIGS[srpfl.SRPFL]
     problem = srpfl.Problem.of_config(path, 64)
     stages = problem.points(srpfl.SCENARIOS[3]).whole_rounds(problem.target)
     assert f"rounds_per_stage: {stages}" in path.read_text()
