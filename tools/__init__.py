@@ -1,4 +1,4 @@
-"""Benchmarks, and the experiments of papers: run from the repository's root as ``python -m tools.benchmarks.speed``."""
+"""Benchmarks, and the experiments of papers: commands that run from the repository's root by ``python -m``."""
 
 from pathlib import Path
 
