@@ -106,10 +106,10 @@ class Process(Protocol):
     """A started run."""
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill it by SIGKILL."""
 
     def join(self, timeout: float | None = None) -> int | None:
-        """Wait; the exit code, or None if it still runs."""
+        """Wait for its end; returns the exit code, or None if it still runs."""
 
 
 class Forked(Process):
@@ -135,7 +135,7 @@ class Forked(Process):
 
 
 class Spawned(Process):
-    """``python -m lfl``.
+    """A run of ``python -m lfl``.
 
     Args:
         arguments: of the command line.
@@ -173,7 +173,7 @@ Start = Callable[[list[str], Path], Process]
 
 @dataclass
 class Tally:
-    """What happened to the runs of a combination."""
+    """Counts of kills and runs of one combination."""
 
     kills: int = 0
     in_checkpoint: int = 0
@@ -273,7 +273,7 @@ def _unfinished(root: Path) -> list[Path]:
 
 
 def compare(one: Path, other: Path) -> list[str]:
-    """What differs between the last runs in two folders."""
+    """Names of what differs between the last runs in two folders."""
     first, second = find_last(one), find_last(other)
     found = []
     tables = [(path.parent.parent / "metrics.csv").read_bytes() for path in (first, second)]

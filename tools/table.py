@@ -25,7 +25,7 @@ class Table:
         self.notes: list[str] = []
 
     def add(self, *cells: str) -> None:
-        """A row."""
+        """Add a row."""
         self.rows.append(list(cells))
 
     def show(self) -> None:
@@ -48,7 +48,7 @@ class Table:
         (folder / f"{name}.md").write_text(self.markdown(), encoding="utf-8")
 
     def markdown(self) -> str:
-        """The table with its title and notes."""
+        """The table in Markdown, with its title and notes."""
         ruler = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, ruler, *self.rows)]
         return "\n".join([f"**{self.title}**", "", *lines, "", *self.notes]).rstrip() + "\n"

@@ -1,4 +1,4 @@
-"""Seconds of rounds."""
+"""Clocks for rounds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RoundClock(FederatedCallback):
 
 
 class Stopwatch(RoundClock):
-    """Stops a run that has lasted, after some rounds to warm up: in these, steps are recorded and memory is allocated.
+    """Times rounds until a limit, then stops the run; the first rounds, which record steps, do not count.
 
     Args:
         limit: seconds, and at least some rounds.

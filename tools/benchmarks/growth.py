@@ -51,7 +51,7 @@ LINEAR = 1.1  # exponents up to here are no news: caches end where models and co
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """A run of FedAvg on digits.
 
     Attributes:
         engine: sequential or vectorized.
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """Number of parameters D."""
         return 75 * self.hidden + 10
 
     def seconds(self, options: argparse.Namespace) -> float:
@@ -106,7 +106,7 @@ class Curve:
 
     @property
     def exponents(self) -> tuple[float, float, float]:
-        """Of the fastest repeats, and the least and the largest of single ones."""
+        """Exponents of the fastest repeats, and the least and the largest of single ones."""
         single = [slope(list(self.jobs), seconds) for seconds in self.repeats]
         return slope(list(self.jobs), self.seconds), min(single), max(single)
 
@@ -163,7 +163,7 @@ def table_of_time(options: argparse.Namespace) -> Table:
 
 
 def plot(measured: list[Curve], path: Path) -> None:
-    """Rounds per second against each quantity, a panel each."""
+    """Draw rounds per second against each quantity, a panel each."""
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(curve.quantity for curve in measured))

@@ -34,7 +34,7 @@ NUM_FEATURES, NUM_CLASSES, EXAMPLES_PER_CLIENT = 64, 10, 20
 
 @dataclass(frozen=True)
 class Job:
-    """One run; ``alpha`` is that of a Dirichlet partition, 0 for IID."""
+    """A run with many clients; ``alpha`` is that of a Dirichlet partition, 0 for IID."""
 
     clients: int
     rounds: int
@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run used.
+    """Memory, disk and time that a run used.
 
     Attributes:
         resident: bytes after each round.
@@ -76,7 +76,7 @@ class Measurement:
 
 
 class Gaussians(Dataset[tuple[Tensor, Tensor]]):
-    """As many examples as asked for, none of them kept: example i is a class mean plus one of a few noises.
+    """Examples made when they are asked for: example i is a class mean plus one of a few noise vectors.
 
     Args:
         length: number of examples.
@@ -185,7 +185,7 @@ class Usage:
 
     @classmethod
     def of(cls, measured: list[Measurement], warmup: int) -> Usage:
-        """Medians of memory in bytes, and the fastest median of a round."""
+        """Sum up repeats: medians of memory in bytes, and the fastest median of a round."""
         after = [m.resident[warmup:] for m in measured]
         return cls(
             statistics.median(values[0] for values in after),

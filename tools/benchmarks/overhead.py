@@ -138,7 +138,7 @@ def table_of_callbacks(rounds: int, repeats: int, backbone: str) -> Table:
 
 
 class Empty(LightningModule):
-    """Four numbers, the sum of whose squares is the loss: its gradient has to be computed at every step."""
+    """A model of four numbers, the sum of whose squares is the loss: a step has a gradient, but next to no work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Cost:
 
 
 def fit_costs(jobs: Sequence[Job], seconds: Sequence[float]) -> Cost:
-    """Least squares on relative errors, so that short rounds count as much as long ones."""
+    """Fit the costs by least squares on relative errors, so that short rounds count as much as long ones."""
     cohort = {"sequential": 1, "vectorized": COHORT}
     steps = [job.steps * math.ceil(job.per_round / cohort[job.engine]) for job in jobs]
     design = np.array([[1.0, job.per_round, count] for job, count in zip(jobs, steps, strict=True)])

@@ -53,7 +53,7 @@ class Contender:
     is_peer: bool = False
 
     def run(self, workload: str, rounds: int, work: Path) -> dict[str, Any]:
-        """Its result: seconds of each round, peak memory, accuracy.
+        """Run it; returns seconds of each round, peak memory, accuracy.
 
         Raises:
             RuntimeError: it failed; with the end of what it said.

@@ -36,7 +36,7 @@ LR, BATCH_SIZE, SEED = 0.05, 10, 0
 
 
 class SmallClients(Partitioner):
-    """Random examples, 1 to 12 for a client when there are four times as many examples as clients."""
+    """Deals random examples in small numbers: 1 to 12 a client where there are four examples for each client."""
 
     @override
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
@@ -49,7 +49,7 @@ class SmallClients(Partitioner):
 
 
 class RandomImages(Source):
-    """Images of CIFAR's shape that show nothing; as many test examples as there are classes, times ten.
+    """Images of noise in CIFAR's shape, with 100 test examples.
 
     Args:
         length: number of training examples.
@@ -71,7 +71,7 @@ class RandomImages(Source):
 
 
 def small_cnn() -> nn.Module:
-    """Four convolutions and two linear layers, 2.2 million parameters."""
+    """A network of four convolutions and two linear layers, 2.2 million parameters."""
 
     def block(width_in: int, width: int) -> list[nn.Module]:
         return [
@@ -122,7 +122,7 @@ class Workload:
         return Classifier(self.network(), lr=LR)
 
     def participation(self) -> UniformParticipation:
-        """Who takes part."""
+        """The rule that draws participants."""
         return UniformParticipation(self.per_round)
 
     def participants(self, rounds: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a paper says, and whether it holds here, with the numbers."""
+"""Claims of papers: whether they hold here, with the numbers that decide it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def publish(folder: Path, name: str, title: str, table: Table, claims: list[Clai
 
 
 def ordered(text: str, values: dict[str, float]) -> Claim:
-    """The values increase in their order; one that is not finite is larger than all that are."""
+    """Claim that values increase in their order; one that is not finite is larger than all that are."""
     ranks = [value if math.isfinite(value) else math.inf for value in values.values()]
     return compared(text, all(a < b for a, b in itertools.pairwise(ranks)), values, "diverged")
 
@@ -70,7 +70,7 @@ def compared(text: str, holds: bool, values: dict[str, float], otherwise: str = 
 
 
 def number(value: float, otherwise: str = "diverged") -> str:
-    """Three digits."""
+    """Write a number with three digits."""
     if not math.isfinite(value):
         return otherwise
     return f"{value:.2e}" if value and not 1e-2 <= abs(value) < 1e4 else f"{value:#.3g}".rstrip(".")

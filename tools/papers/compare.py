@@ -52,7 +52,7 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """The name, for a folder."""
+        """The method's name as the name of a folder."""
         return self.name.lower().replace(" ", "_")
 
 
@@ -69,7 +69,7 @@ METHODS = [
 
 @dataclass(frozen=True)
 class Setting:
-    """What the methods share."""
+    """Settings that all methods share."""
 
     configs: Path
     output: Path
@@ -106,7 +106,7 @@ class Setting:
 
 @dataclass
 class Result:
-    """What became of a method."""
+    """The runs of a method and what they gave."""
 
     method: Method
     lr: float
@@ -120,7 +120,7 @@ class Result:
         return [run for run in self.runs if run.rounds >= self.rounds]
 
     def accuracies(self) -> list[float]:
-        """One a seed that did not diverge, in percent."""
+        """Accuracy in percent for each seed that did not diverge."""
         return [100 * final_accuracy(run) for run in self.finished]
 
     def accuracy(self) -> str:
@@ -130,7 +130,7 @@ class Result:
         return mean_and_deviation(values) + (f" ({lost} of {len(self.runs)} diverged)" if lost else "")
 
     def megabytes(self, direction: str) -> float:
-        """All clients and rounds, the mean over seeds."""
+        """Megabytes over all clients and rounds, the mean over seeds."""
         series = [run.series(f"comm/total_{direction}_bytes") for run in self.finished]
         return statistics.mean(values[max(values)] for values in series) / 1e6 if series else math.nan
 
@@ -141,7 +141,7 @@ def final_accuracy(run: RunFolder) -> float:
 
 
 def choose_lr(setting: Setting, method: Method, rates: list[float], tell: Callable[[str], None]) -> float:
-    """The rate with the highest accuracy on held-out training examples, in a run of its own."""
+    """Choose the rate with the highest accuracy on held-out training examples, in runs that are not reported."""
     if len(rates) == 1:
         return rates[0]
     scores = {}
@@ -153,7 +153,7 @@ def choose_lr(setting: Setting, method: Method, rates: list[float], tell: Callab
 
 
 def time_engines(setting: Setting, results: Iterable[Result], rounds: int, repeats: int) -> None:
-    """Seconds per round on both engines, on the same clients; all methods and engines take turns."""
+    """Time rounds on both engines, on the same clients; all methods and engines take turns."""
     short = replace(setting, rounds=rounds + 1, reuse=False, output=setting.output / "timing")
     results = list(results)
     for _ in range(repeats):
@@ -165,7 +165,7 @@ def time_engines(setting: Setting, results: Iterable[Result], rounds: int, repea
 
 
 def tabulate(results: list[Result], setting: Setting, tuned: bool) -> Table:
-    """The table that is printed."""
+    """A line for each method."""
     table = Table(
         f"MNIST-5000, {setting.network}, 100 clients by Dirichlet(0.1), 10 per round; {setting.rounds} rounds, "
         f"{setting.overrides['trainer.local_epochs']} local epoch(s), {setting.seeds} seed(s)",
@@ -186,7 +186,7 @@ def tabulate(results: list[Result], setting: Setting, tuned: bool) -> Table:
 
 
 def write_curves(results: list[Result], path: Path) -> None:
-    """All evaluations, one a line."""
+    """Write all evaluations, one a line."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", "round", "up_bytes", "val_acc"])
@@ -197,7 +197,7 @@ def write_curves(results: list[Result], path: Path) -> None:
 
 
 def plot(results: list[Result], path: Path) -> None:
-    """Accuracy against rounds, and against what the clients sent: means over seeds, with the range."""
+    """Draw accuracy against rounds and against bytes sent: means over seeds, with the range."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -246,7 +246,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def common_overrides(backbone: str, local_epochs: int) -> dict[str, object]:
-    """The experiment, whatever the config files say."""
+    """Settings of the experiment, which override those of the config files."""
     return {
         "model.init_args.backbone": backbone,
         "data.init_args.source": "lfl.data.MNIST5000",

@@ -26,7 +26,7 @@ Series = dict[int, float]
 
 @dataclass(frozen=True)
 class Run:
-    """What determines the numbers of a run.
+    """A run of ``lfl fit``: all that determines its numbers.
 
     Attributes:
         config: a file in the folder of configs.
@@ -44,12 +44,12 @@ class Run:
 
     @property
     def settings(self) -> dict[str, object]:
-        """All overrides."""
+        """All overrides of the config."""
         own = {"trainer.max_rounds": self.rounds, "seed_everything": self.seed, "data.init_args.seed": self.seed}
         return {"trainer.accelerator": "cpu", **dict(self.overrides), **own, "trainer.checkpoint": "null"}
 
     def name(self, configs: Path) -> str:
-        """The config's name, and a hash of what is in it and of all else."""
+        """The config's name with a hash of its content, the settings and the metrics."""
         content = [(configs / self.config).read_text(encoding="utf-8"), self.settings, self.metrics]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         return f"{Path(self.config).stem}_{digest}"
@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         last_round: the last one it finished.
@@ -72,7 +72,7 @@ class Outcome:
     series: dict[str, Series] = field(default_factory=dict)
 
     def write(self, path: Path, run: Run) -> None:
-        """Keep it, with the settings beside it."""
+        """Write the outcome as JSON, with the run's settings."""
         beside = path.with_suffix(f".{os.getpid()}")
         content = {"config": run.config, "settings": run.settings, **asdict(self)}
         beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -80,7 +80,7 @@ class Outcome:
 
     @classmethod
     def read(cls, path: Path) -> Outcome:
-        """The inverse of ``write``."""
+        """Read what ``write`` wrote."""
         content = json.loads(path.read_text(encoding="utf-8"))
         series = {name: {int(n): value for n, value in rows.items()} for name, rows in content["series"].items()}
         return cls(content["last_round"], content["seconds"], content["failure"], series)
@@ -112,7 +112,7 @@ class Laboratory:
             self._pool = None
 
     def outcomes(self, runs: Iterable[Run]) -> dict[Run, Outcome]:
-        """The outcomes of some runs; equal ones are made once."""
+        """Make some runs, equal ones once; returns their outcomes."""
         wanted = list(dict.fromkeys(runs))
         folder = self.output / "results"
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:
 
 @contextmanager
 def opened(options: argparse.Namespace, output: Path) -> Iterator[Laboratory]:
-    """A laboratory by a command's options, closed at the end of the block."""
+    """Open a laboratory by a command's options; it is closed at the end of the block."""
     torch.set_num_threads(1)
     laboratory = Laboratory(options.configs, output, options.jobs, options.reuse, _tell)
     try:
@@ -192,6 +192,6 @@ def common_series(folder: RunFolder, metrics: tuple[str, ...]) -> dict[str, Seri
 
 
 def describe(run: Run) -> str:
-    """A run in a few words."""
+    """Describe a run in a few words."""
     changed = [f"{key.rpartition('.')[2]}={value}" for key, value in run.overrides if not key.endswith("+")]
     return " ".join([Path(run.config).stem, f"seed={run.seed}", *changed])

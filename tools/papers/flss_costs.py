@@ -62,7 +62,7 @@ CELLS = [
 
 @dataclass(frozen=True)
 class Setting:
-    """How long a run is.
+    """Size of a run.
 
     Attributes:
         rank: R.

@@ -1,4 +1,4 @@
-"""Runs of `lfl` in this process, as the command line makes them, and what they wrote."""
+"""Runs of `lfl fit` in this process, and the metrics they logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lfl.loggers.csv import METRICS_FILE, TIMING_FILE, read_rows
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run wrote into its folder."""
+    """The folder of a run, with its metrics."""
 
     path: Path
 
@@ -31,7 +31,7 @@ class RunFolder:
 
 
 def fit(config: Path, overrides: dict[str, object], root: Path) -> RunFolder:
-    """``lfl fit --config CONFIG --KEY VALUE ...``, with its run folder in ``root`` and no progress bar.
+    """Run ``lfl fit --config CONFIG --KEY VALUE ...``, with its run folder in ``root`` and no progress bar.
 
     Raises:
         RuntimeError: the command line refused the arguments; with its message.
@@ -52,6 +52,6 @@ def fit(config: Path, overrides: dict[str, object], root: Path) -> RunFolder:
 
 
 def newest(root: Path) -> RunFolder | None:
-    """The last run in ``root``."""
+    """The folder of the last run in ``root``; None for none."""
     folders = sorted(root.glob("run_*"))
     return RunFolder(folders[-1]) if folders else None

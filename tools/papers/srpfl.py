@@ -68,7 +68,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """What the configs say, and what follows from it for N clients.
+    """A problem of the configs with N clients, its expected floor and its stages.
 
     Attributes:
         settings: the arguments of LinearRepresentationData.
@@ -82,30 +82,30 @@ class Problem:
 
     @classmethod
     def of_config(cls, path: Path, num_clients: int) -> Problem:
-        """From a file of ``configs/problems/``."""
+        """Read a problem from a file of ``configs/problems/``."""
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         return cls(config["data"]["init_args"], config["model"]["init_args"]["lr"], num_clients)
 
     @property
     def floor(self) -> float:
-        """The distance at which all N clients stall, where what a round takes off is what its noise adds."""
+        """The distance at which all N clients stall: a round contracts it by as much as its noise adds."""
         return FLOOR / math.sqrt(self.num_clients)
 
     @property
     def target(self) -> float:
-        """The distance that is asked for."""
+        """The distance that the methods have to reach."""
         return TARGET * self.floor
 
     @cached_property
     def moments_distance(self) -> float:
-        """Of Algorithm 2's start, on a problem that is not reported."""
+        """The distance of Algorithm 2's start, on a problem that is not reported."""
         settings = {**self.settings, "num_clients": self.num_clients, "seed": TUNING_SEED}
         data = LinearRepresentationData(**settings)
         data.setup("fit")
         return float(principal_distance(leading_subspace(data.moments(), data.rank), data.truth))
 
     def points(self, scenario: Scenario) -> DoublingPoints:
-        """Lemma B.1 with the contraction and the floor of this problem."""
+        """The stages of Lemma B.1 for the contraction and the floor of this problem."""
         return DoublingPoints(
             contraction=1 - (1 - self.lr) ** 2,
             initial=INITIAL,
@@ -154,7 +154,7 @@ class Curves:
         self.clocks = np.array([list(outcome.series[TIME].values()) for outcome in outcomes])
 
     def distances(self, seeds: Seeds = EVERY_SEED) -> NDArray[np.float64]:
-        """Their geometric mean after each round [R]."""
+        """Geometric mean of the distances after each round [R]."""
         means: NDArray[np.float64] = np.exp(self.logs[seeds].mean(axis=0))
         return means
 
@@ -164,14 +164,14 @@ class Curves:
         return int(reached.argmax()) + 1 if reached.any() else math.inf
 
     def seconds(self, target: float, seeds: Seeds = EVERY_SEED) -> float:
-        """The mean of the simulated time until then."""
+        """Mean simulated time to that round; inf for none."""
         rounds = self.rounds(target, seeds)
         return float(self.clocks[seeds, int(rounds) - 1].mean()) if math.isfinite(rounds) else math.inf
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both methods on the same problems.
+    """FedRep and FedRep-SRPFL on the same problems.
 
     Attributes:
         target: the distance.
@@ -182,18 +182,18 @@ class Comparison:
     curves: Mapping[str, Curves]
 
     def speedup_of(self, seeds: Seeds) -> float:
-        """FedRep's time to the target over SRPFL's; nan where one does not get there."""
+        """FedRep's time to the target over FedRep-SRPFL's; nan where one of them does not reach it."""
         fedrep, srpfl = (self.curves[method].seconds(self.target, seeds) for method in (FEDREP, SRPFL))
         return fedrep / srpfl if math.isfinite(fedrep + srpfl) else math.nan
 
     @property
     def speedup(self) -> float:
-        """Of all seeds."""
+        """The speed-up over all seeds."""
         return self.speedup_of(EVERY_SEED)
 
     @cached_property
     def error(self) -> float:
-        """Its standard error, by drawing the seeds again with replacement."""
+        """Standard error of the speed-up, by bootstrap over the seeds."""
         count = len(self.curves[FEDREP].clocks)
         draws = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
         return float(np.std([self.speedup_of(row) for row in draws]))
@@ -281,7 +281,7 @@ class SpeedupFigure:
 
 
 def claims_of(results: Results) -> list[Claim]:
-    """Faster at all, and ever more so, as log N."""
+    """Claims that FedRep-SRPFL is faster, and that its speed-up grows as log N."""
     claims = []
     for scenario, by_size in results.items():
         speedups = {f"N = {size}": found.speedup for size, found in by_size.items()}
@@ -292,9 +292,9 @@ def claims_of(results: Results) -> list[Claim]:
 
 
 def claim_of_growth(scenario: Scenario, by_size: Mapping[int, Comparison]) -> Claim:
-    """They grow, and ``alpha + beta log N`` misses none by more than two standard errors.
+    """Claim that speed-ups grow, and that ``alpha + beta log N`` fits each within two standard errors.
 
-    A power of N, with as many parameters, is told beside it.
+    The fit of a power of N, which has as many parameters, stands beside it.
     """
     sizes = np.array(list(by_size), dtype=float)
     means = np.array([found.speedup for found in by_size.values()])
@@ -321,14 +321,14 @@ def misfit(x: NDArray[np.float64], y: NDArray[np.float64], errors: NDArray[np.fl
 
 
 def slope_error(x: NDArray[np.float64], errors: NDArray[np.float64]) -> float:
-    """The standard error of that slope."""
+    """Standard error of the slope of the weighted straight line."""
     weights = errors**-2
     mean = (weights * x).sum() / weights.sum()
     return float((weights * (x - mean) ** 2).sum() ** -0.5)
 
 
 def plot(results: Results, theory: Mapping[Scenario, Mapping[int, float]], path: Path) -> None:
-    """Left the distances against time, at the largest N; right the speed-ups against N."""
+    """Draw the distances against time at the largest N (left) and the speed-ups against N (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -347,7 +347,7 @@ def plot(results: Results, theory: Mapping[Scenario, Mapping[int, float]], path:
 
 
 def draw_speedups(axes: Axes, results: Results, theory: Mapping[Scenario, Mapping[int, float]]) -> None:
-    """Means with standard errors; dashed what Lemma B.1 expects, which does not know fixed speeds."""
+    """Draw means with standard errors; dashed is Lemma B.1's expectation, which exists for dynamic speeds only."""
     for position, (scenario, by_size) in enumerate(results.items()):
         sizes, colour = list(by_size), f"C{position}"
         means, errors = zip(*((found.speedup, found.error) for found in by_size.values()), strict=True)

@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Method:
-    """What is run at a place.
+    """A method, with its variant.
 
     Attributes:
         paper: its name in the paper.
@@ -50,7 +50,7 @@ class Method:
         return f"matrix_regression_{self.paper.lower()}.yaml"
 
     def overrides(self, rank: int) -> list[tuple[str, object]]:
-        """What is changed in that file."""
+        """Settings that are changed in the config."""
         changed: list[tuple[str, object]] = []
         if self.paper in ("SSF", "FedSub"):
             changed.append((f"{_ARGUMENTS}.subspace.init_args.rank", rank))
@@ -87,7 +87,7 @@ class Errors:
         ]
 
     def tail(self, place: Place, method: Method) -> float:
-        """The mean of the tails."""
+        """The mean over seeds of the tails."""
         return statistics.mean(self.tails(place, method))
 
     def last(self, place: Place, method: Method) -> float:
@@ -168,7 +168,7 @@ class ErrorTable:
         return self.tabulate(errors, places, seeds), self.claims(errors, places)
 
     def tabulate(self, errors: Errors, places: Sequence[Place], seeds: int) -> Table:
-        """Published beside ours."""
+        """A table with published numbers beside ours."""
         columns = ["method", "het", "r", "paper", "ours", "over seeds", "ours / paper", "last round"]
         table = Table(f"{self.title}: relative error, {errors.rounds:,} rounds, {seeds} seed(s)", columns)
         for place in places:
@@ -193,7 +193,7 @@ class ErrorTable:
 
 
 def claims_of_order(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """SCAFFOLD < SSF < FedAvg, and where FedSub stands."""
+    """Claims that SCAFFOLD < SSF < FedAvg, and where FedSub stands."""
     claims = []
     for place in places:
         fedavg = {"FedAvg": errors.tail(place, FEDAVG)}
@@ -209,7 +209,7 @@ def claims_of_order(errors: Errors, places: Sequence[Place]) -> list[Claim]:
 
 
 def claims_of_divergence(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """FedSub's NaN at the largest rank."""
+    """Claim that FedSub ends with NaN at the largest rank."""
     claims = []
     for place in places:
         for variant in VARIANTS:
@@ -221,7 +221,7 @@ def claims_of_divergence(errors: Errors, places: Sequence[Place]) -> list[Claim]
 
 
 def claims_of_ranks(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """SSF improves with r, where there are several at one heterogeneity."""
+    """Claims that SSF improves with r, where there are several at one heterogeneity."""
     claims = []
     for heterogeneity in dict.fromkeys(place.heterogeneity for place in places):
         same = sorted((p for p in places if p.heterogeneity == heterogeneity), key=lambda p: p.rank, reverse=True)
@@ -232,19 +232,19 @@ def claims_of_ranks(errors: Errors, places: Sequence[Place]) -> list[Claim]:
 
 
 def claims_of_table_3(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """From r = 10 on SSF is better than FedAvg, in the paper."""
+    """Claims of Table 3, whose order holds from r = 10 on in the paper."""
     order = claims_of_order(errors, [place for place in places if place.rank >= 10])
     return claims_of_ranks(errors, places) + order + claims_of_divergence(errors, places[-1:])
 
 
 def claims_of_table_4(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """The order at r = 50, against r = 20, and FedSub's NaN."""
+    """Claims of Table 4: the order at r = 50, the improvement over r = 20, and FedSub's NaN."""
     largest = [place for place in places if place.rank == 50]
     return claims_of_order(errors, largest) + claims_of_ranks(errors, places) + claims_of_divergence(errors, largest)
 
 
 def claims_without_noise(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """With c = mean c_i the optimum is a fixed point, of SCAFFOLD and SSF alone."""
+    """Claims that the optimum is a fixed point of SCAFFOLD and SSF where c = mean c_i, and of nothing else."""
     claims = []
     for place in places:
         for method in NOISELESS:
@@ -256,7 +256,7 @@ def claims_without_noise(errors: Errors, places: Sequence[Place]) -> list[Claim]
 
 
 def plot(errors: Errors, places: Sequence[Place], methods: Sequence[Method], path: Path) -> None:
-    """The error of the first seed against rounds, a panel for each place."""
+    """Draw the error of the first seed against rounds, a panel for each place."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5 * len(places), 4), layout="constrained")
@@ -275,7 +275,7 @@ _COLUMNS = ("SCAFFOLD", "FedAvg", "SSF", "FedSub")
 
 
 def published(*rows: tuple[float, int, float, float, float, float]) -> dict[tuple[Place, str], float]:
-    """Rows of heterogeneity, r, and the numbers of SCAFFOLD, FedAvg, SSF and FedSub."""
+    """A published table from rows of heterogeneity, r, and the numbers of SCAFFOLD, FedAvg, SSF and FedSub."""
     return {(Place(h, r), name): v for h, r, *values in rows for name, v in zip(_COLUMNS, values, strict=True)}
 
 
@@ -299,7 +299,7 @@ TABLE_4 = published(
 
 
 def places_of(table: Mapping[tuple[Place, str], float]) -> list[Place]:
-    """Its rows."""
+    """The rows of a published table."""
     return list(dict.fromkeys(place for place, _ in table))
 
 

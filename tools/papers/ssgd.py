@@ -43,7 +43,7 @@ class Method:
     is_whole: bool = False
 
     def overrides(self, coordinates: int | None) -> list[tuple[str, object]]:
-        """What is changed to send ``coordinates`` per client and round; None for what the file says."""
+        """Settings that make a client send ``coordinates`` in a round; none are changed for None."""
         if coordinates is None:
             return []
         kind = int if self.is_whole else float
@@ -86,7 +86,7 @@ class Score:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Score:
-        """Of runs with the same step size."""
+        """Score a step size by its runs."""
         score = cls(len(LEVELS), math.inf)
         for position, level in enumerate(LEVELS, 1):
             rounds = [found for o in outcomes if (found := crossing(o, level)) is not None]
@@ -120,7 +120,7 @@ class Search:
 
     @property
     def next_rate(self) -> float | None:
-        """What to try next; None when the search is over."""
+        """The rate to try next; None when the search is over."""
         tried = list(self.scores)
         if tried and tried[-1] != self.best:
             best, last = self.scores[self.best], self.scores[tried[-1]]
@@ -130,7 +130,7 @@ class Search:
 
     @property
     def next_rounds(self) -> int:
-        """How long the next may take: half as long again as the best, where that reached every level."""
+        """Rounds of the next run: half as many again as the best takes, where that reached every level."""
         best = self.scores[self.best] if self.scores else None
         return min(self.cap, math.ceil(1.5 * best.rounds)) if best and not best.unreached else self.cap
 
@@ -155,7 +155,7 @@ class Times:
         return statistics.median(math.inf if n is None else 8 * series[n] for n, series in sent)
 
     def median(self, case: Case, level: float) -> float:
-        """Of the seconds."""
+        """Median of the uplink time over seeds."""
         return statistics.median(self.seconds(case, level))
 
     def rounds(self, case: Case, level: float) -> float:
@@ -262,7 +262,7 @@ class TimeFigure:
 
 
 def case_of(method: Method, size: int | None) -> Case:
-    """FedAvg sends all coordinates, whatever the others do."""
+    """The case of a method and a size; FedAvg sends all coordinates at every size."""
     return Case(method, size if method.sizes else None)
 
 
@@ -283,7 +283,7 @@ def within(value: float, limit: float) -> bool:
 
 
 def claims_of_figure_2(times: Times, sizes: Sequence[int | None]) -> list[Claim]:
-    """Time sharing; times in 1e6 s."""
+    """Claims about time sharing; times in 1e6 s."""
     fedavg, ssgd, ssvrg, topk, _ = (case_of(method, sizes[0]) for method in METHODS)
     claims = []
     for level in LEVELS:
@@ -303,13 +303,13 @@ def claims_of_figure_2(times: Times, sizes: Sequence[int | None]) -> list[Claim]
 
 
 def claim_of_iterations(times: Times, ssvrg: Case, fedavg: Case, text: str) -> Claim:
-    """Rounds to the last level, within 25 %."""
+    """Claim that FL-SSVRG takes as many rounds to the last level as FedAvg, within 25 %."""
     rounds = {case.method.name: times.rounds(case, LEVELS[-1]) for case in (ssvrg, fedavg)}
     return compared(f"{text}, within 25 %", within(rounds[SSVRG.name], 1.25 * rounds[FEDAVG.name]), rounds)
 
 
 def claims_of_figure_3(times: Times, sizes: Sequence[int | None]) -> list[Claim]:
-    """Channel sharing, by the number of coordinates; times in 1e6 s."""
+    """Claims about channel sharing, by the number of coordinates; times in 1e6 s."""
     level, claims = LEVELS[-1], []
     for size in sizes:
         told = {method.name: times.median(case_of(method, size), level) / 1e6 for method in METHODS}
@@ -327,7 +327,7 @@ def claims_of_figure_3(times: Times, sizes: Sequence[int | None]) -> list[Claim]
 
 
 def plot(times: Times, sizes: Sequence[int | None], path: Path) -> None:
-    """Above the norm of the first seed against rounds, below box plots of the uplink time; a column for each size."""
+    """Draw the first seed's norm against rounds (above), box plots of uplink times (below), a column for each size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(sizes), 8), layout="constrained")
@@ -346,7 +346,7 @@ def plot(times: Times, sizes: Sequence[int | None], path: Path) -> None:
 
 
 def draw_boxes(axes: Axes, times: Times, cases: Sequence[Case]) -> None:
-    """A group of boxes for each level, one box for each method in the colours of the curves."""
+    """Draw a group of boxes for each level, one box for each method in the colours of the curves."""
     for position, case in enumerate(cases):
         reached = [[value for value in times.seconds(case, level) if math.isfinite(value)] for level in LEVELS]
         groups = [group for group, values in enumerate(reached) if values]

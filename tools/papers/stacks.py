@@ -39,7 +39,7 @@ _COSINE = "diag/cosine"
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison.
+    """A comparison of methods under one setting.
 
     Attributes:
         title: what is compared, on what.
@@ -81,12 +81,12 @@ def final(outcome: Outcome, metric: str) -> float:
 
 
 def accuracy(results: Results, name: str, metric: str = "val_acc") -> float:
-    """Percent, the mean over seeds."""
+    """Accuracy in percent, the mean over seeds."""
     return statistics.mean(100 * final(outcome, metric) for outcome in results[name])
 
 
 def last(outcome: Outcome, metric: str) -> float:
-    """The last value."""
+    """The last value of a metric."""
     return outcome.series[metric][max(outcome.series[metric])]
 
 
@@ -96,7 +96,7 @@ def rounds_to(outcome: Outcome, target: float, metric: str = "val_acc") -> int |
 
 
 def at_time(outcome: Outcome, seconds: float, metric: str) -> float:
-    """The accuracy at a simulated time: of the last evaluation before it."""
+    """Accuracy in percent of the last evaluation before a simulated time."""
     times, values = outcome.series["sim/time"], outcome.series[metric]
     reached = [values[number] for number, time in times.items() if time <= seconds]
     return 100 * reached[-1] if reached else float("nan")
@@ -122,7 +122,7 @@ def tabulate_compression(results: Results, table: Table) -> None:
 
 
 def claim_above(lower: str, higher: str, text: str, results: Results) -> Claim:
-    """That one method is more accurate than another."""
+    """Claim that one method is more accurate than another."""
     return ordered(text.format(higher=higher, lower=lower), {name: accuracy(results, name) for name in (lower, higher)})
 
 
@@ -273,7 +273,7 @@ STUDIES = {
 
 
 def plot(study: Study, results: Results, path: Path) -> None:
-    """Accuracy against rounds, and against the study's clock: means over seeds."""
+    """Draw accuracy against rounds, and against the study's clock: means over seeds."""
     from matplotlib.figure import Figure
 
     clocks = ["", study.clock] if study.clock else [""]
@@ -296,7 +296,7 @@ def _mean(series: Sequence[Series], number: int) -> float:
 
 
 def compare(name: str, laboratory: Laboratory, options: argparse.Namespace) -> None:
-    """One study: its runs, table, claims and figure."""
+    """Make the runs of one study; show and write its table and claims, draw its figure."""
     study = STUDIES[name]
     rounds = options.rounds or (10 if options.quick else study.rounds)
     seeds = options.seeds or (1 if options.quick else 3)
