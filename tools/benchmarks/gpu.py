@@ -85,13 +85,16 @@ def table_of_speed(options: argparse.Namespace) -> Table:
         f"Rounds per second on {device}; torch {torch.__version__}, {options.rounds} rounds each",
         ["workload", "engine", "steps", "precision", "cohort", "rounds / s", "ms / round", "peak MB"],
     )
+    kinds, precisions = list(STEPS), ["32-true", "bf16-mixed"]
+    if options.quick:  # compiling takes minutes
+        kinds, precisions = [False, True], ["32-true"]
     for name in options.workloads:
         per_round = workload_of(name, options).per_round
         sizes = sorted({1, 2, 4, 10, 25, per_round} & set(range(1, per_round + 1)))
-        ways: list[tuple[str, int, bool | str]] = [("sequential", 1, steps) for steps in STEPS]
+        ways: list[tuple[str, int, bool | str]] = [("sequential", 1, steps) for steps in kinds]
         ways += [("vectorized", size, False) for size in sizes]
-        ways += [("vectorized", per_round, steps) for steps in STEPS if steps]
-        for precision in ("32-true", "bf16-mixed"):
+        ways += [("vectorized", per_round, steps) for steps in kinds if steps]
+        for precision in precisions:
             for engine, size, steps in ways:
                 label = name, engine, STEPS[steps], precision, str(size)
                 try:
@@ -174,7 +177,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="timed rounds, after one to warm up; 10")
     parser.add_argument("--accelerator", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--skip_speed", action="store_true", help="only kernels and waits")
-    parser.add_argument("--quick", action="store_true", help="4 clients per round, 1 round: no results")
+    parser.add_argument(
+        "--quick", action="store_true", help="4 clients per round, 1 round, nothing compiled: no results"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder of the tables' files")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (1 if options.quick else 10)

@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,3 +83,9 @@ def test_the_networks_of_the_peers_are_ours(monkeypatch: pytest.MonkeyPatch, nam
             other.copy_(mine)
         x = torch.rand(2, *((3, 32, 32) if name in ("resnet", "pfl-cifar") else (1, 28, 28)))
         torch.testing.assert_close(theirs(x), ours(x), rtol=0, atol=1e-5)
+
+
+def test_a_peers_script_runs_without_the_package(tmp_path: Path) -> None:
+    command = [sys.executable, str(speed.PEERS / "pfl_run.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "pfl_run.py WORK.pt --rounds 10" in done.stdout

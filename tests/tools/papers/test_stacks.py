@@ -24,7 +24,7 @@ def test_claims_compare_mean_accuracies() -> None:
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
 @pytest.mark.parametrize("study", stacks.STUDIES)
 def test_quick_study(study: str, tmp_path: Path) -> None:
-    stacks.main([study, "--quick", "--rounds", "2", "--output", str(tmp_path)])
+    stacks.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])
     with (tmp_path / f"{study}.csv").open(newline="") as file:
         assert [line["method"] for line in csv.DictReader(file)] == list(stacks.STUDIES[study].methods)
     assert "neither numbers nor claims count" in (tmp_path / f"{study}.md").read_text()
