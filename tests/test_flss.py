@@ -1,6 +1,5 @@
 """FLSS: the tracked subspace against dense decompositions, rounds by hand, the schedule, and bytes on the wire."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from lfl.comm import Payload
 from lfl.models import McMahanCNN
 from lfl.participation import FixedParticipation
 from lfl.subspace import LayerwiseSubspace, StreamingBasis
-
-TOOLS = Path(__file__).parent.parent / "tools"
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:
@@ -378,19 +375,3 @@ def test_parameters_of_the_papers_cnn() -> None:
     for num_classes, expected in ((10, 878_538), (100, 924_708)):
         model = McMahanCNN(in_channels=3, image_size=32, num_classes=num_classes, padding=0)
         assert sum(p.numel() for p in model.parameters()) == expected
-
-
-def test_the_tool_counts_what_rounds_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D = 8 * 8 * 2 + 2 = 130 on images of one channel; R = 3, L = 4, then 10 rounds."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    tool = importlib.import_module("flss_costs")
-    setting = tool.Setting(rank=3, warmup_rounds=4, rounds=10, examples=12)
-    backbone = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.Linear(64, 2))
-    sizes = {"channels": 1, "side": 8, "num_classes": 2}
-    dim = 130
-    for cell, expected in (
-        (tool.Cell("s = 5", sample_every=5), 2 * dim + 8 * 3),
-        (tool.Cell("fixed", sample_every=None), 10 * 3),
-        (tool.Cell("signs", sample_every=5, signs=True), 2 * (dim + 32) / 32 + 8 * 3),
-    ):
-        assert tool.uploaded(cell, backbone, setting, **sizes) == expected

@@ -146,7 +146,7 @@ def test_wrong_ids_and_rows_are_named(store):
 
 def test_kinds_give_the_same_bits(tmp_path, monkeypatch):
     """Random writes to two slots, with chunks of few rows, against a dictionary of rows."""
-    monkeypatch.setattr("lfl.storage.client_store._CHUNK_BYTES", 100)
+    monkeypatch.setattr("lfl.storage.rows._CHUNK_BYTES", 100)
     stores = [make(kind, tmp_path) for kind in KINDS]
     random_bits = torch.Generator().manual_seed(0)
     expected = {}
