@@ -5,13 +5,14 @@ PYTHON ?= python
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-check:  ## lint, format, types
+check:  ## lint, format, types, contracts
 	ruff check .
 	ruff format --check .
 	mypy
+	lint-imports
 
 test:  ## all tests but the slow ones
-	$(PYTHON) -m pytest --quiet
+	$(PYTHON) -m pytest --quiet -n 2
 
 slow:  ## the slow tests
 	$(PYTHON) -m pytest --quiet -m "slow and not gpu"

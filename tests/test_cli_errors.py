@@ -100,7 +100,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
             "--trainer.engine vector",
             "`trainer.engine=vector` must be 'auto' or 'sequential' or 'vectorized'; did you mean `vectorized`?",
         ),
-        ("--optimizer.lr abc", "`optimizer.lr=abc` must be a number or a Tensor."),
+        ("--optimizer.lr abc", "`optimizer.lr=abc` must be a number"),
         (
             "--trainer.callbacks+=Proximal --trainer.callbacks.muu 1",
             "`trainer.callbacks.muu`: Proximal has no argument `muu`; did you mean `mu`?",

@@ -17,6 +17,7 @@ from lfl.__main__ import main
 REPOSITORY = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/extending.md",

@@ -14,7 +14,9 @@ import sys
 import traceback
 from collections.abc import Iterable
 from importlib import import_module
+from importlib.util import find_spec
 
+_EXTRAS = ("tensorboard", "wandb")
 _LIBRARIES = ("jsonargparse", "lightning", "numpy", "torch", "torchvision", *sys.stdlib_module_names)
 _PACKAGES = ("aggregation", "callbacks", "data", "loggers", "models", "participation", "subspace")
 _WORDS = {
@@ -55,7 +57,9 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
     text = str(error)
-    return one_line(text) if not text.startswith("Does not validate") else _follow(text)[3].partition("\n")[0]
+    text = one_line(text) if not text.startswith("Does not validate") else _follow(text)[3].partition("\n")[0]
+    missing = [name for name in _EXTRAS if name in text and find_spec(name) is None]
+    return f"{missing[0]} is not installed; `pip install 'lfl[{missing[0]}]'` brings it." if missing else text
 
 
 def is_about_settings(error: Exception) -> bool:
