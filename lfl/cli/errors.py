@@ -59,7 +59,7 @@ def describe_error(error: Exception) -> str:
     text = str(error)
     text = one_line(text) if not text.startswith("Does not validate") else _follow(text)[3].partition("\n")[0]
     missing = [name for name in _EXTRAS if name in text and find_spec(name) is None]
-    return f"{missing[0]} is not installed; `pip install 'lfl[{missing[0]}]'` brings it." if missing else text
+    return f"{missing[0]} is not installed: `pip install {missing[0]}` brings it." if missing else text
 
 
 def is_about_settings(error: Exception) -> bool:
