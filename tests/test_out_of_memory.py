@@ -16,14 +16,14 @@ LIMIT = 3  # clients that fit
 
 @pytest.fixture
 def _small_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = VectorizedEngine.gradients
+    plain = VectorizedEngine.compute_step
 
-    def gradients(self: VectorizedEngine, params: torch.Tensor, *arguments: Any) -> Any:
+    def compute_step(self: VectorizedEngine, params: torch.Tensor, *arguments: Any) -> Any:
         if len(params) > LIMIT:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return plain(self, params, *arguments)
 
-    monkeypatch.setattr(VectorizedEngine, "gradients", gradients)
+    monkeypatch.setattr(VectorizedEngine, "compute_step", compute_step)
 
 
 @pytest.mark.usefixtures("_small_device")
@@ -43,9 +43,9 @@ def test_cohorts_are_halved_until_they_fit(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_client_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradients(*_: Any) -> Any:
+    def compute_step(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(VectorizedEngine, "gradients", gradients)
+    monkeypatch.setattr(VectorizedEngine, "compute_step", compute_step)
     with pytest.raises(torch.OutOfMemoryError):
         train([], tmp_path, mlp(), ragged_data(), engine="vectorized", cohort_size=4)
