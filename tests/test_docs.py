@@ -18,9 +18,11 @@ REPOSITORY = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/extending.md",
+    "docs/glossary.md",
     "docs/methods.md",
     "docs/performance.md",
     "docs/results.md",
