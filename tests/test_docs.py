@@ -18,7 +18,6 @@ REPOSITORY = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
-    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/extending.md",
