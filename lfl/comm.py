@@ -131,7 +131,8 @@ class Ledger:
 
     def start_round(self) -> None:
         """Forget the counts of the last round."""
-        self.up_bits, self.down_bits = {}, {}
+        self.up_bits = {}
+        self.down_bits = {}
 
     def download(self, message: Message, clients: Tensor, round_number: int) -> None:
         """Charge ``clients`` [M] for ``message``, catch-up included."""

@@ -58,7 +58,8 @@ class UniformParticipation(Participation):
             )
         if clients_per_round < 1 and isinstance(clients_per_round, int):
             raise ValueError(f"`clients_per_round={clients_per_round}` must be at least 1.")
-        self.clients_per_round, self.rounds_per_draw = clients_per_round, rounds_per_draw
+        self.clients_per_round = clients_per_round
+        self.rounds_per_draw = rounds_per_draw
 
     @override
     def holds(self, rounds: int) -> bool:
@@ -118,7 +119,9 @@ class DoublingParticipation(Participation):
         initial: PositiveInt = 10,
         rounds_per_stage: PositiveInt | list[int] = 10,
     ) -> None:
-        self.clients_per_round, self.initial, self.rounds_per_stage = clients_per_round, initial, rounds_per_stage
+        self.clients_per_round = clients_per_round
+        self.initial = initial
+        self.rounds_per_stage = rounds_per_stage
         self._sampling = UniformParticipation(clients_per_round)
         check_number("DoublingParticipation", "initial", initial, least=1, whole=True)
         if isinstance(rounds_per_stage, list) and rounds_per_stage:

@@ -258,9 +258,12 @@ class Cohort:
     def keep(self, mask: Tensor) -> None:
         """Drop the clients where ``mask`` [C] (bool, CPU) is false, from every row this cohort holds."""
         on_device = mask.to(self.values.device)
-        self.ids, self.num_examples, self.num_steps = self.ids[mask], self.num_examples[mask], self.num_steps[mask]
+        self.ids = self.ids[mask]
+        self.num_examples = self.num_examples[mask]
+        self.num_steps = self.num_steps[mask]
         self.phases = [replace(phase, num_steps=phase.num_steps[mask]) for phase in self.phases]
-        self.values, self.buffers = self.values[on_device], self.buffers[on_device]
+        self.values = self.values[on_device]
+        self.buffers = self.buffers[on_device]
         self.rows = {name: rows[on_device] for name, rows in self.rows.items()}
         self.loss_rows = {name: rows[on_device] for name, rows in self.loss_rows.items()}
         self.losses = None if self.losses is None else self.losses.keep(mask)

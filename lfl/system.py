@@ -85,7 +85,9 @@ class ExponentialSpeeds(Speeds):
                 raise ValueError(
                     f"`{name}={value}` of ExponentialSpeeds must be greater than 0: one number, or a range."
                 )
-        self.rates, self.means, self.dynamic = rates, means, dynamic
+        self.rates = rates
+        self.means = means
+        self.dynamic = dynamic
 
     @override
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
@@ -174,7 +176,8 @@ class ChannelSharing(Uplink):
     """
 
     def __init__(self, capacity: PositiveFloat, split: Literal["optimal", "equal"] = "optimal") -> None:
-        self.capacity, self.split = capacity, split
+        self.capacity = capacity
+        self.split = split
 
     @override
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:

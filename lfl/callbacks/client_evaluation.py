@@ -43,7 +43,10 @@ class ClientEvaluation(FederatedCallback):
         check_number("ClientEvaluation", "every_n_rounds", every_n_rounds, least=1, whole=True)
         if max_clients is not None:
             check_number("ClientEvaluation", "max_clients", max_clients, least=1, whole=True)
-        self.every_n_rounds, self.fine_tune, self.max_clients, self.name = every_n_rounds, fine_tune, max_clients, name
+        self.every_n_rounds = every_n_rounds
+        self.fine_tune = fine_tune
+        self.max_clients = max_clients
+        self.name = name
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:

@@ -54,7 +54,8 @@ class Compressor(FederatedCallback):
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        self._store, self._layout = federation.store, federation.layout
+        self._store = federation.store
+        self._layout = federation.layout
         if self.error_feedback:
             self._store.reserve(self.slot)
 

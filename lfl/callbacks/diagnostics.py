@@ -42,7 +42,8 @@ class Diagnostics(FederatedCallback):
     observes = True
 
     def __init__(self, every_n_rounds: PositiveInt = 1, trajectory: NonNegativeInt = 20) -> None:
-        self.every_n_rounds, self.trajectory = every_n_rounds, trajectory
+        self.every_n_rounds = every_n_rounds
+        self.trajectory = trajectory
         self._steps, self._products = torch.empty(0), torch.empty(0)
 
     @override

@@ -48,7 +48,9 @@ class FedSub(FederatedCallback):
         refresh_every: PositiveInt = 5,
         variant: Literal["public", "stale"] = "public",
     ) -> None:
-        self.subspace, self.refresh_every, self.variant = own(subspace), refresh_every, variant
+        self.subspace = own(subspace)
+        self.refresh_every = refresh_every
+        self.variant = variant
 
     @override
     def check(self, layout: ParameterLayout) -> None:
@@ -61,7 +63,8 @@ class FedSub(FederatedCallback):
     @override
     def on_run_start(self, federation: Federation) -> None:
         layout, store = federation.layout, federation.store
-        self._federation, self._store = federation, store
+        self._federation = federation
+        self._store = store
         rank = self.subspace.check(layout)
         store.declare(_DUAL, rank, layout.dtype)
         if self.variant == "stale":

@@ -44,7 +44,10 @@ class FLSSGD(FederatedCallback):
         smoothness: PositiveFloat | None = None,
         gradient_bound: PositiveFloat | None = None,
     ) -> None:
-        self.l, self.gap, self.smoothness, self.gradient_bound = l, gap, smoothness, gradient_bound
+        self.l = l
+        self.gap = gap
+        self.smoothness = smoothness
+        self.gradient_bound = gradient_bound
         if l == "auto" and (gap is None or smoothness is None or gradient_bound is None):
             raise ValueError("`l=auto` of FLSSGD needs `gap` (f(x_0) - f*), `smoothness` (L) and `gradient_bound` (G).")
 

@@ -45,7 +45,9 @@ class FLSSVRG(FederatedCallback):
     linear = False
 
     def __init__(self, l: float, l_i: float | list[float], epoch_rounds: PositiveInt) -> None:  # noqa: E741
-        self.l, self.l_i, self.epoch_rounds = l, l_i, epoch_rounds
+        self.l = l
+        self.l_i = l_i
+        self.epoch_rounds = epoch_rounds
         self.reference = torch.empty(0)
         self._ends: tuple[int, list[int]] = (-1, [])  # where the stored parts of an epoch end
 
@@ -62,7 +64,9 @@ class FLSSVRG(FederatedCallback):
                 f"FLSSVRG needs the same participants for the `epoch_rounds={self.epoch_rounds}` of an epoch: use "
                 f"FullParticipation, or UniformParticipation with `rounds_per_draw={self.epoch_rounds}`."
             )
-        self._federation, self._dim, self._ends = federation, federation.layout.dim, (-1, [])
+        self._federation = federation
+        self._dim = federation.layout.dim
+        self._ends = (-1, [])
         self._expected = check_expected(self.l_i, self._dim, federation.num_clients, "l_i")
         self.reference = torch.zeros_like(federation.server.vector)
         self._width = math.ceil(self.l) * (self.epoch_rounds - 1)  # sum_k tau_k, where l is whole

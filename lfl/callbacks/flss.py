@@ -81,9 +81,13 @@ class FLSS(FederatedCallback):
         check_choice("FLSS", "warmup", warmup, ("batch", "stream"))
         if not 0 < attenuation <= 1:
             raise ValueError(f"`attenuation={attenuation}` of FLSS must be greater than 0 and at most 1.")
-        self.warmup_rounds, self.rank, self.sample_every = warmup_rounds, rank, sample_every
-        self.attenuation, self.update_scale = attenuation, update_scale
-        self.project, self.warmup = project, warmup
+        self.warmup_rounds = warmup_rounds
+        self.rank = rank
+        self.sample_every = sample_every
+        self.attenuation = attenuation
+        self.update_scale = update_scale
+        self.project = project
+        self.warmup = warmup
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -102,7 +106,8 @@ class FLSS(FederatedCallback):
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        self._server, self._ledger = federation.server, federation.ledger
+        self._server = federation.server
+        self._ledger = federation.ledger
         shared = federation.ledger.shared  # a mask, where some parameters never leave the clients
         self._shared = slice(None) if shared is None else shared.nonzero().squeeze(1).to(federation.device)
         self.basis = StreamingBasis(self.rank, federation.server.vector[self._shared])

@@ -72,13 +72,18 @@ class HyperbolicRegularization(FederatedCallback):
         check_number(_NAME, "sigma", sigma, above=0)
         check_number(_NAME, "beta", beta, above=0)
         check_number(_NAME, "measure_every_n_rounds", measure_every_n_rounds, least=0, whole=True)
-        self.layer, self.gamma, self.sigma, self.beta = layer, gamma, sigma, beta
-        self.reduction, self.measure_every_n_rounds = reduction, measure_every_n_rounds
+        self.layer = layer
+        self.gamma = gamma
+        self.sigma = sigma
+        self.beta = beta
+        self.reduction = reduction
+        self.measure_every_n_rounds = measure_every_n_rounds
         self.features = self.global_features = (layer,) if gamma else ()
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        self._federation, self._warned = federation, False
+        self._federation = federation
+        self._warned = False
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:

@@ -53,7 +53,9 @@ class ClientMomentum(FederatedCallback):
         if not 0 < alpha <= 1:
             raise ValueError(f"`alpha={alpha}` must be above 0 and at most 1.")
         check_choice("", "momentum_from", momentum_from, ("updates", "aggregate"))
-        self.alpha, self.momentum_from, self.decay_inside = alpha, momentum_from, decay_inside
+        self.alpha = alpha
+        self.momentum_from = momentum_from
+        self.decay_inside = decay_inside
         self.whole_model = alpha < 1  # parameters that are not averaged have no common movement
         self.momentum = torch.empty(0)
 

@@ -32,7 +32,8 @@ class RandomK(Compressor):
     slot = "random-k/error"
 
     def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True) -> None:
-        self.k, self.error_feedback = check_entries(k), error_feedback
+        self.k = check_entries(k)
+        self.error_feedback = error_feedback
 
     @override
     def check(self, layout: ParameterLayout) -> None:

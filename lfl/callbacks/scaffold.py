@@ -38,13 +38,15 @@ class Scaffold(FederatedCallback):
     """
 
     def __init__(self, option: Literal["I", "II"] = "II", control_update: ControlUpdate = "increment") -> None:
-        self.option, self.control_update = option, control_update
+        self.option = option
+        self.control_update = control_update
         self.whole_model = option == "I"  # its controls are gradients of all parameters
         self.control = torch.empty(0)
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        self._store, self._num_clients = federation.store, federation.num_clients
+        self._store = federation.store
+        self._num_clients = federation.num_clients
         self._store.declare(_SLOT, federation.layout.dim, federation.layout.dtype)
         self.control = torch.zeros_like(federation.server.vector)
 

@@ -30,7 +30,8 @@ class Sign(Compressor):
 
     def __init__(self, error_feedback: bool = True, scope: Scope = "global") -> None:
         check_choice("Sign", "scope", scope, ("global", "tensor"))
-        self.error_feedback, self.scope = error_feedback, scope
+        self.error_feedback = error_feedback
+        self.scope = scope
 
     @override
     def compress(self, cohort: Cohort, rows: Tensor) -> Payload:

@@ -52,7 +52,9 @@ class SSF(FederatedCallback):
         refresh_every: PositiveInt = 1,
         control_update: ControlUpdate = "increment",
     ) -> None:
-        self.subspace, self.refresh_every, self.control_update = own(subspace), refresh_every, control_update
+        self.subspace = own(subspace)
+        self.refresh_every = refresh_every
+        self.control_update = control_update
         self.control = torch.empty(0)
 
     @override
@@ -68,7 +70,9 @@ class SSF(FederatedCallback):
     @override
     def on_run_start(self, federation: Federation) -> None:
         layout = federation.layout
-        self._store, self._ledger, self._num_clients = federation.store, federation.ledger, federation.num_clients
+        self._store = federation.store
+        self._ledger = federation.ledger
+        self._num_clients = federation.num_clients
         self._store.declare(_SLOT, layout.dim, layout.dtype)
         self.control = torch.zeros_like(federation.server.vector)
         self._bases = RefreshedBasis(self.subspace, self.refresh_every, layout, federation.seed, federation.device)

@@ -35,7 +35,9 @@ class TopK(Compressor):
     def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True, scope: Scope = "global") -> None:
         if scope == "tensor" and not isinstance(k, float):
             raise ValueError(f"`scope=tensor` of TopK needs a share in (0, 1] of each tensor, not `k={k}`.")
-        self.k, self.error_feedback, self.scope = check_entries(k), error_feedback, scope
+        self.k = check_entries(k)
+        self.error_feedback = error_feedback
+        self.scope = scope
 
     @override
     def on_run_start(self, federation: Federation) -> None:

@@ -38,7 +38,8 @@ class EngineFineTuner:
     ) -> None:
         work = LocalWork(phases, sampling=engine.work.sampling)
         self._engine = engine.alike(work, callbacks, derive_seed(engine.seed, "fine-tune"))
-        self._server, self._rates = server, rates
+        self._server = server
+        self._rates = rates
 
     def __call__(self, round: Round, ids: Tensor, params: Tensor) -> None:
         """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples."""

@@ -32,7 +32,9 @@ class ProblemData(FederatedData):
 
     def __init__(self, num_clients: int, examples_per_client: int, batch_size: int) -> None:
         super().__init__()
-        self.num_clients, self.examples_per_client, self.batch_size = num_clients, examples_per_client, batch_size
+        self.num_clients = num_clients
+        self.examples_per_client = examples_per_client
+        self.batch_size = batch_size
         total = num_clients * examples_per_client
         sets = IndexSets(torch.arange(total), torch.arange(num_clients + 1) * examples_per_client)
         self.partition = Partition(sets, sets)

@@ -65,7 +65,11 @@ class LinearRepresentationData(ProblemData):
                 f"`rank={rank}` must be at most `dim={dim}`, and at most `examples_per_client={examples_per_client}`: "
                 "a head of `rank` numbers is fitted to them."
             )
-        self.dim, self.rank, self.noise, self.fresh, self.seed = dim, rank, noise, fresh, seed
+        self.dim = dim
+        self.rank = rank
+        self.noise = noise
+        self.fresh = fresh
+        self.seed = seed
 
     @property
     @override
@@ -84,7 +88,8 @@ class LinearRepresentationData(ProblemData):
     @override
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
         super().place(device, dtype)
-        self.truth, self.heads = self.truth.to(device, dtype), self.heads.to(device, dtype)
+        self.truth = self.truth.to(device, dtype)
+        self.heads = self.heads.to(device, dtype)
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -160,7 +165,8 @@ class Orthonormalize(FederatedCallback):
     def __init__(self, start: Literal["moments", "distance"] = "moments", distance: NonNegativeFloat = 0.8) -> None:
         if start == "distance" and not 0 <= distance <= 1:
             raise ValueError(f"`distance={distance}` of Orthonormalize must be in [0, 1].")
-        self.start, self.distance = start, distance
+        self.start = start
+        self.distance = distance
 
     @override
     def check(self, layout: ParameterLayout) -> None:

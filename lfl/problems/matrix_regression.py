@@ -40,7 +40,11 @@ class MatrixRegressionData(ProblemData):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, examples_per_client, batch_size)
-        self.dim, self.outputs, self.heterogeneity, self.noise, self.seed = dim, outputs, heterogeneity, noise, seed
+        self.dim = dim
+        self.outputs = outputs
+        self.heterogeneity = heterogeneity
+        self.noise = noise
+        self.seed = seed
 
     @override
     def setup(self, stage: str) -> None:
@@ -77,7 +81,8 @@ class MatrixRegression(LightningModule):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(dim, outputs))
-        self.ridge, self.lr = ridge, lr
+        self.ridge = ridge
+        self.lr = lr
         self._optimum: Tensor | None = None  # of the data seen in validation
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -39,7 +39,9 @@ class RobustRegressionData(ProblemData):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, examples_per_client, batch_size)
-        self.dim, self.noise, self.seed = dim, noise, seed
+        self.dim = dim
+        self.noise = noise
+        self.seed = seed
 
     @override
     def setup(self, stage: str) -> None:
@@ -77,7 +79,9 @@ class RobustRegression(LightningModule):
     ) -> None:
         super().__init__()
         self.point = nn.Parameter(torch.zeros(dim))
-        self.threshold, self.squared, self.lr = threshold, squared, lr
+        self.threshold = threshold
+        self.squared = squared
+        self.lr = lr
         self._start_norm = math.nan
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -68,7 +68,9 @@ class HadamardBasis(Basis):
     """
 
     def __init__(self, signs: Tensor, permutation: Tensor, chosen: Tensor) -> None:
-        self._signs, self._permutation, self._chosen = signs, permutation, chosen
+        self._signs = signs
+        self._permutation = permutation
+        self._chosen = chosen
         self.dim, self.rank = len(permutation), len(chosen)
         self._blocks = [1 << bit for bit in reversed(range(self.dim.bit_length())) if self.dim >> bit & 1]
         self._factors = {block: _factors(block, signs) for block in self._blocks}

@@ -20,8 +20,11 @@ class RefreshedBasis:
     def __init__(
         self, subspace: Subspace, refresh_every: int, layout: ParameterLayout, seed: int, device: torch.device
     ) -> None:
-        self._subspace, self._refresh_every, self._layout = subspace, refresh_every, layout
-        self._seed, self._device = seed, device
+        self._subspace = subspace
+        self._refresh_every = refresh_every
+        self._layout = layout
+        self._seed = seed
+        self._device = device
         self._drawn: dict[int, Basis] = {}
 
     def period(self, round_number: int) -> int:

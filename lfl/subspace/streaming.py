@@ -39,7 +39,8 @@ class StreamingBasis(Basis):
     """
 
     def __init__(self, max_rank: int, like: Tensor) -> None:
-        self.max_rank, self.singular_values = max_rank, like.new_zeros(0)
+        self.max_rank = max_rank
+        self.singular_values = like.new_zeros(0)
         self._hold(like.new_zeros(0, len(like)), self.singular_values)
 
     @override
@@ -98,7 +99,8 @@ class StreamingBasis(Basis):
         self._hold(state["rows"].to(self.rows), state["singular_values"].to(self.rows))
 
     def _hold(self, rows: Tensor, singular_values: Tensor) -> None:
-        self.rows, self.singular_values = rows, singular_values
+        self.rows = rows
+        self.singular_values = singular_values
         self.rank, self.dim = rows.shape
 
     def _leading(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
