@@ -11,7 +11,7 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.arguments import own
+from lfl.arguments import fresh_default
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.client.layout import ParameterLayout
 from lfl.client.step import LocalStep
@@ -48,7 +48,7 @@ class FedSub(FederatedCallback):
         refresh_every: PositiveInt = 5,
         variant: Literal["public", "stale"] = "public",
     ) -> None:
-        self.subspace = own(subspace)
+        self.subspace = fresh_default(subspace)
         self.refresh_every = refresh_every
         self.variant = variant
 

@@ -12,7 +12,7 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.arguments import own
+from lfl.arguments import fresh_default
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.callbacks.scaffold import ControlUpdate, Scaffold
 from lfl.client.layout import ParameterLayout
@@ -52,7 +52,7 @@ class SSF(FederatedCallback):
         refresh_every: PositiveInt = 1,
         control_update: ControlUpdate = "increment",
     ) -> None:
-        self.subspace = own(subspace)
+        self.subspace = fresh_default(subspace)
         self.refresh_every = refresh_every
         self.control_update = control_update
         self.control = torch.empty(0)
