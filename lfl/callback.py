@@ -142,7 +142,7 @@ class FederatedCallback(Callback):
         """Update state after the server's step: ``federation.server.vector`` is x now, ``round.server`` x before."""
 
     def on_round_end(self, round: Round) -> None:
-        """Log numbers of the round, ``round.log(name, value)``. An evaluation of the server that is due has been run."""
+        """Log numbers of the round with ``round.log(name, value)``, after the server's evaluation if one is due."""
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:

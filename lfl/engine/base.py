@@ -195,7 +195,7 @@ class LocalEngine(ABC):
                 waiting = waiting[count:]
 
     def _starting_point(self, round: Round, count: int) -> Tensor:
-        """Rows to train: parameters [C, D] at x, or coordinates [C, R] at zero. The next cohort gets the same memory."""
+        """Rows to train: parameters [C, D] at x, or coordinates [C, R] at zero. The next cohort uses their memory."""
         width = round.server.numel() if round.basis is None else round.basis.rank
         if self._buffer is None or self._buffer.shape[0] < count or self._buffer.shape[1] != width:
             self._buffer = round.server.new_empty(count, width)

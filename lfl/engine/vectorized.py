@@ -79,7 +79,7 @@ def batched_loss(model: ClientModel, params: Tensor, input: StepInput) -> tuple[
         def of_example(example: Any) -> tuple[Tensor, dict[str, Tensor]]:
             return loss(params, tree_map(lambda x: x[None], example), key, extras)
 
-        # A second vmap, over examples. Padding is finite data with weight zero: it adds an exact zero to all sums.
+        # A second vmap, over examples. Padding repeats a real example, so that its weight zero is never times nan.
         losses, logs = vmap(of_example, randomness="error")(batch)
         return (weights * losses).sum(), {name: (weights * values).sum() for name, values in logs.items()}
 
