@@ -192,7 +192,7 @@ def _measured_step(round: Round, federation: Federation) -> int:
 
 
 def _gradient_norms(gradient: Gradient, params: Tensor, step: LocalStep) -> Tensor:
-    """Norms of the gradients of the added term and of the loss without it [C, 2]; nan for clients that have finished."""
+    """Norms [C, 2] of the gradients of the added term and of the loss without it; nan for clients that are done."""
     factors = step.loss_rows[_FACTORS]
     norms = torch.full_like(factors, math.nan, dtype=torch.float64)
     for column, kept in enumerate(((0.0, 1.0), (1.0, 0.0))):
