@@ -38,7 +38,7 @@ class CoordinateSubspace(Subspace):
     ) -> "CoordinateBasis":
         del dtype
         rank = self.check(layout)
-        # Sorted, as reading memory in ascending order is faster; the subspace is the same.
+        # Sorted, so that memory is read in ascending order; the order of the rows does not change the subspace.
         chosen = torch.randperm(layout.dim, generator=generator(*address))[:rank].sort().values
         return CoordinateBasis(chosen.to(device), layout.dim)
 

@@ -8,7 +8,7 @@ from lfl.client.layout import ParameterLayout
 from lfl.randomness import generator
 from lfl.subspace.base import Basis, Subspace, check_rank, count_rank, orthonormal_rows
 
-_MAX_ENTRIES = 2 * 10**8  # 0.8 GB in float32, twice that while it is drawn
+_MAX_ENTRIES = 2 * 10**8  # 0.8 GB in float32, and drawn in float64
 
 
 class DenseSubspace(Subspace):
