@@ -21,37 +21,40 @@ from lfl.round import Cohort, Round
 from lfl.subspace.base import Basis
 
 Gradient = Callable[[Tensor, LocalStep], Tensor]
-"""From parameters [A, D] (or coordinates [A, R]) of the A clients still at work, and the step, to their gradients.
+"""A function of the parameters [A, D] (or coordinates [A, R]) of the A clients that still take steps, and of the step.
 
-The gradients are a new tensor of the same shape.
+It returns their gradients, a new tensor of the same shape.
 """
 
 
 class FederatedCallback(Callback):
     """Base of all algorithms and diagnostics; every hook is optional, and a hook that is not overridden costs nothing.
 
-    What must survive a restart is in ``state_dict`` (tensors, numbers, strings, lists, dicts) or in a slot of the
-    client store. Hooks of a cohort are the clients' side: of the server they know what is in ``cohort.received``.
-    Lightning's own ``setup``, ``on_fit_start`` and ``on_fit_end`` are called as well, with the trainer.
+    State that must survive a restart belongs in ``state_dict`` (tensors, numbers, strings, lists, dicts) or in a slot
+    of the client store. Hooks that are given a cohort run on the clients: ``cohort.received`` is all that they may know
+    of the server. Lightning's own ``setup``, ``on_fit_start`` and ``on_fit_end`` are called as well, with the trainer.
     """
 
     linear: bool = True
-    """Whether ``encode`` is linear: then payloads are averaged encoded, and decoded once."""
+    """Whether ``encode`` is linear. If so, encoded payloads are averaged, and their mean is decoded once."""
 
     features: tuple[str, ...] = ()
-    """Submodules whose outputs ``client_loss`` reads from ``client.features``."""
+    """Names of the submodules whose outputs ``client_loss`` reads from ``client.features``."""
 
     global_features: tuple[str, ...] = ()
-    """Submodules whose outputs at x ``client_loss`` reads from ``client.global_features``: one pass a batch."""
+    """Names of the submodules of which ``client_loss`` reads the server model's outputs, ``client.global_features``.
+
+    This costs one more forward pass per batch.
+    """
 
     is_unique: bool = False
-    """At most one in a stack."""
+    """Whether a stack may have at most one callback of this class."""
 
     observes: bool = False
-    """It only looks: training does not depend on it, and it may come, go or change when a run is resumed."""
+    """Whether training does not depend on this callback: it may be added, removed or changed when a run is resumed."""
 
     whole_model: bool = False
-    """It needs all parameters to be shared, and is refused beside a callback that keeps some on the clients."""
+    """Whether all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
 
     # -- before a run -------------------------------------------------------------------------------------------------
 
@@ -75,40 +78,44 @@ class FederatedCallback(Callback):
     def coordinates(self, round: Round) -> Basis | None:
         """Return the basis P whose coordinates z [C, R] clients train and send: ``params = x + P^T z``.
 
-        Both sides must be able to draw it from the seed. One callback of a stack may override this.
+        Server and clients must both be able to draw P from the seed. At most one callback of a stack may override this.
         """
         return None
 
     def on_download(self, message: Message) -> None:
-        """Add to what goes down: ``message.add`` what is sent, ``message.derive`` what clients compute alike."""
+        """Add to the download: ``message.add`` for what is sent, ``message.derive`` for what clients compute alike."""
 
     # -- the clients --------------------------------------------------------------------------------------------------
 
     def personalize(self, ids: Tensor, params: Tensor) -> None:
-        """Write what belongs to the clients ``ids`` [C] into their rows [C, D], which hold x, to evaluate them."""
+        """Write the personal parameters of clients ``ids`` [C] into ``params`` [C, D], whose rows all hold x.
+
+        Called to evaluate the clients' own models.
+        """
 
     def on_cohort_start(self, cohort: Cohort) -> None:
-        """Prepare a cohort's first step: gather client state into ``cohort.rows``, change the starting point."""
+        """Prepare a cohort before its first step: gather client state into ``cohort.rows``, change the start."""
 
     def client_loss(self, client: ClientStep, loss: Tensor) -> Tensor:
-        """Return one client's loss with a term added; the cohort's dimension is not there (vmap adds it)."""
+        """Return the loss of one client with a term added. Tensors have no cohort dimension here: vmap adds it."""
         return loss
 
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         """Return a new gradient function made of ``gradient``; called once for a cohort, before its steps.
 
-        The function is called with the rows of the A <= C clients still at work, and the step. They are the first A:
-        a tensor of the cohort is cut with ``[: len(params)]``. What ``gradient`` returns may be changed in place.
+        The function is called with the rows of the A <= C clients that still take steps, and the step. They are the
+        cohort's first A clients: cut a tensor of the cohort with ``[: len(params)]``. The tensor that ``gradient``
+        returns may be changed in place.
         """
         return gradient
 
     def on_step_end(self, cohort: Cohort) -> None:
-        """Look at, or change in place, ``cohort.values`` after a step that ``cohort.active`` clients took."""
+        """Read ``cohort.values``, or change it in place, after a step of the first ``cohort.active`` clients."""
 
     def on_cohort_end(self, cohort: Cohort) -> None:
-        """Use what a cohort learnt: read ``cohort.delta``, update client slots, ``cohort.upload`` extra payloads.
+        """Use the result of a cohort: read ``cohort.delta``, update client slots, ``cohort.upload`` extra payloads.
 
-        Clients whose update is not finite are no longer in it.
+        Clients whose update is not finite have been removed from the cohort.
         """
 
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
@@ -116,7 +123,10 @@ class FederatedCallback(Callback):
         return payload
 
     def ends_encoding(self, round: Round) -> bool:
-        """Return whether codecs behind this one leave the round's payloads as they are; the same on both sides."""
+        """Return whether the codecs behind this one are skipped in this round.
+
+        Clients and server both ask, and must be told the same.
+        """
         return False
 
     # -- the server, when updates arrive ------------------------------------------------------------------------------
@@ -132,7 +142,7 @@ class FederatedCallback(Callback):
         """Update state after the server's step: ``federation.server.vector`` is x now, ``round.server`` x before."""
 
     def on_round_end(self, round: Round) -> None:
-        """Log numbers of the round, ``round.log(name, value)``; the server has been evaluated where that was due."""
+        """Log numbers of the round with ``round.log(name, value)``, after the server's evaluation if one is due."""
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:
@@ -141,27 +151,30 @@ def overrides(callback: FederatedCallback, hook: str) -> bool:
 
 
 def check_gradient(owner: FederatedCallback, gradient: Gradient) -> None:
-    """Check what a callback's ``wrap_gradient`` returned.
+    """Check that ``wrap_gradient`` of ``owner`` returned a function that takes parameters and a step.
 
     Raises:
-        TypeError: it is no function that takes parameters and a step.
+        TypeError: it returned something else.
     """
-    found = f"got {gradient!r}"
+    given = f"got {gradient!r}"
     try:
         signature = inspect.signature(gradient)
-        found = f"got one of {signature}"
+        given = f"got one of {signature}"
         signature.bind(None, None)
     except ValueError:
-        return  # a function of C code does not tell its signature
+        return  # functions written in C may have no signature to read: let the first step fail if it must
     except TypeError:
         raise TypeError(
-            f"`{type(owner).__name__}.wrap_gradient` must return a function of `(params, step)`, {found}: write "
+            f"`{type(owner).__name__}.wrap_gradient` must return a function of `(params, step)`, {given}: write "
             "`def corrected(params, step)` and pass `step` on to `gradient(params, step)`."
         ) from None
 
 
 def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
-    """Refuse codecs that are not linear, for methods whose client state follows from the coordinates that are sent.
+    """Refuse codecs that are not linear.
+
+    For methods whose client state is computed from the coordinates that clients send: the server computes it from what
+    arrives, and a lossy codec makes that differ from what the clients kept.
 
     Raises:
         ValueError: the stack has a codec that is not linear.
@@ -175,7 +188,7 @@ def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
 
 
 def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_frozen_phases: bool) -> None:
-    """Refuse a stack of callbacks that do not go together, or not with the model or the local work.
+    """Refuse callbacks that do not fit each other, the model or the local work.
 
     Args:
         stack: the callbacks, in order.
@@ -183,7 +196,7 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
         has_frozen_phases: whether some phase of the local work trains only some of the parameters.
 
     Raises:
-        ValueError: names both.
+        ValueError: names the two that do not fit.
     """
     owners = [type(c).__name__ for c in stack if overrides(c, "coordinates")]
     if len(owners) > 1:
@@ -199,7 +212,8 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
     for kind in {type(callback) for callback in stack if callback.is_unique}:
         if sum(type(callback) is kind for callback in stack) > 1:
             raise ValueError(f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one.")
-    # What never goes together, before what would go together in another order or with other arguments.
+    # First pairs that never fit; the callbacks' own checks below name pairs that fit in another order or with other
+    # arguments, which would be bad advice for the former.
     personal = [type(c).__name__ for c in stack if overrides(c, "personalize")]
     whole = [type(c).__name__ for c in stack if c.whole_model]
     if personal and whole:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def dense_bits(value: Tensor) -> int:
-    """Bits of ``value`` sent as it is."""
+    """Number of bits of ``value`` when it is sent uncompressed."""
     return value.numel() * value.element_size() * 8
 
 
@@ -19,8 +19,8 @@ class Payload:
     """The encoded updates of C clients.
 
     Attributes:
-        values: ``[C, n]``, what the server will see.
-        bits: what each client's encoding needs, ``[C]`` or one number for all.
+        values: the rows [C, n] that the server receives.
+        bits: size of each client's encoding in bits: [C], or one number for all.
     """
 
     values: Tensor
@@ -28,7 +28,7 @@ class Payload:
 
     @classmethod
     def dense(cls, values: Tensor) -> "Payload":
-        """Rows sent as they are."""
+        """Return a payload of rows [C, n] that are sent uncompressed."""
         return cls(values, dense_bits(values[0]) if len(values) else 0)
 
     def bits_per_client(self) -> Tensor:
@@ -41,18 +41,18 @@ class Payload:
 
 
 class Message:
-    """What the clients of a round learn from the server: named payloads that are sent, and what both sides derive.
+    """What the clients of a round learn from the server: payloads that are sent, and tensors that both sides derive.
 
     A payload is a piece of server state, such as the model. A client that kept the last one it received can be brought
     up to date by the increments it missed; it is charged for those or for the whole, whichever is less. What a client
     can compute by itself, from the seed or from what it was sent before, is derived, and costs nothing more.
 
-    Clients know of the server what is in ``contents``, and nothing else: hooks of a cohort read ``cohort.received``.
+    ``contents`` is all that clients know of the server: hooks of a cohort read it as ``cohort.received``.
 
     Attributes:
-        payloads: what is sent, by name; the model is among them.
-        derived: what clients compute from other things they know, by name.
-        charges: bits [M] of payloads whose cost the ledger cannot know, by name.
+        payloads: tensors that are sent, by name; the model is among them.
+        derived: tensors that clients compute from the seed or from payloads, by name.
+        charges: bits [M] of those payloads whose cost a callback has set (``charge``), by name.
     """
 
     def __init__(self) -> None:
@@ -62,35 +62,36 @@ class Message:
 
     @property
     def contents(self) -> Mapping[str, Tensor]:
-        """All that is known to the clients, by name."""
+        """All that clients know of the server, by name: what is sent and what is derived."""
         return ChainMap(self.payloads, self.derived)
 
     def add(self, name: str, value: Tensor) -> None:
         """Send ``value`` (the same for all clients) under ``name``.
 
         Raises:
-            ValueError: there is something of that name.
+            ValueError: the name is taken.
         """
         self._check_free(name)
         self.payloads[name] = value
 
     def derive(self, name: str, value: Tensor) -> None:
-        """Tell clients what they compute alike: from the seed, from payloads, or from those of earlier rounds.
+        """Add a tensor that every client computes by itself; nothing is charged for it.
 
-        Say in a comment from what, and see to it that this was charged.
+        It must follow from the seed, or from payloads of this or earlier rounds. Say in a comment from which, and make
+        sure that those were charged.
 
         Raises:
-            ValueError: there is something of that name.
+            ValueError: the name is taken.
         """
         self._check_free(name)
         self.derived[name] = value
 
     def replace(self, name: str, value: Tensor) -> None:
-        """Send ``value`` instead of what is there under ``name``."""
+        """Send ``value`` instead of the payload that has this name."""
         self.payloads[name] = value
 
     def charge(self, name: str, bits: Tensor) -> None:
-        """Say what payload ``name`` costs each of ``round.invited`` (int64), instead of what the ledger knows."""
+        """Set the bits [M] (int64) of payload ``name`` for each of ``round.invited``, instead of the ledger's count."""
         self.charges[name] = bits
 
     def _check_free(self, name: str) -> None:
@@ -99,42 +100,45 @@ class Message:
 
 
 class Ledger:
-    """Counts what crosses the wire, per direction and payload; knows what each client last received.
+    """Counts the bits that cross the wire, per direction and payload, and knows when each client last took part.
 
-    Increments: after a round the server may say what a client would need to bring its copy of a payload up to date
-    (``record_increment``): r floats for a model that moved in a known subspace. Without one, the whole is charged.
+    After a round a callback may record an increment (``record_increment``): the bits that bring a client's copy of a
+    payload up to date, such as R floats for a model that moved in a known subspace. A client is then charged for the
+    increments it missed, at most for the whole payload. Without increments the whole is charged.
 
     Args:
-        num_clients: N.
+        num_clients: number of clients in the federation (N).
 
     Attributes:
-        shared: mask [D] of the parameters that are sent; None where all are. See ``keep_on_clients``.
+        shared: mask [D] of the parameters that are sent; None if all are. See ``keep_on_clients``.
         last_round: the round in which each client last took part [N]; 0 for never.
-        totals: bits of all rounds, by direction.
+        totals: bits of all rounds so far, by direction.
         up_bits: bits of this round's uploads, by payload.
         down_bits: bits of this round's downloads, by payload.
     """
 
     def __init__(self, num_clients: int) -> None:
         self.shared: Tensor | None = None
-        # The round in which a client last took part (0: never): it then held the state from before that round.
+        # A client that last took part in round t holds the server's state from before round t.
         self.last_round = torch.zeros(num_clients, dtype=torch.int64)
-        self._seen: list[Tensor] = []  # ids of all who ever did: a checkpoint is about them, not about N
+        # Ids of all clients that ever took part, so that the size of a checkpoint does not grow with N.
+        self._seen: list[Tensor] = []
         self.totals = {"up": 0, "down": 0}
         self.up_bits: dict[str, int] = {}
         self.down_bits: dict[str, int] = {}
         self._replay: dict[str, list[int]] = {}  # _replay[name][t]: bits of all increments of rounds 1..t
 
     def keep_on_clients(self, mask: Tensor) -> None:
-        """Say which parameters never leave a client, a mask [D]: payloads of D numbers are sent without them."""
+        """Declare which parameters never leave a client, a mask [D]: payloads of D numbers are charged without them."""
         self.shared = ~mask
 
     def start_round(self) -> None:
-        """Forget the counts of the last round."""
-        self.up_bits, self.down_bits = {}, {}
+        """Set the counts of the round to zero."""
+        self.up_bits = {}
+        self.down_bits = {}
 
     def download(self, message: Message, clients: Tensor, round_number: int) -> None:
-        """Charge ``clients`` [M] for ``message``, catch-up included."""
+        """Charge ``clients`` [M] for ``message``, including what they missed since they last took part."""
         last = self.last_round[clients].tolist()
         for name, value in message.payloads.items():
             if name in message.charges:
@@ -146,30 +150,35 @@ class Ledger:
         self.last_round[clients] = round_number
 
     def bits_of(self, value: Tensor) -> int:
-        """Bits of one vector sent as it is."""
+        """Number of bits of one tensor sent uncompressed, without the parameters that stay on the clients."""
         if self.shared is None or value.numel() != self.shared.numel():
             return dense_bits(value)
         return int(self.shared.sum()) * value.element_size() * 8
 
     def upload(self, name: str, payload: Payload) -> None:
-        """Charge the clients of a cohort for their upload."""
+        """Charge the clients of a cohort for an upload."""
         self.up_bits[name] = self.up_bits.get(name, 0) + payload.total_bits()
 
     def close_round(self, up_bits: dict[str, int]) -> None:
-        """End a round with the uploads of all processes."""
+        """Add the round to the totals. ``up_bits`` are the uploads of all processes, by payload."""
+        # Downloads need no joining: every process charges all clients of the round, not only its own.
         self.up_bits = up_bits
         self.totals["up"] += sum(self.up_bits.values())
         self.totals["down"] += sum(self.down_bits.values())
 
     def record_increment(self, name: str, bits: int, round_number: int) -> None:
-        """Say what round ``round_number`` changed in payload ``name``, as bits per client that wants to follow."""
+        """Record the bits, per client, that bring payload ``name`` from before round ``round_number`` to after it.
+
+        Raises:
+            ValueError: an earlier round was left out.
+        """
         cumulative = self._replay.setdefault(name, [0])
         if len(cumulative) != round_number:
             raise ValueError(f"Increments of {name!r} must be recorded every round.")
         cumulative.append(cumulative[-1] + bits)
 
     def bits_since(self, name: str, rounds: Tensor) -> Tensor:
-        """Bits of all increments of payload ``name`` recorded after rounds [M] (0 for all of them), [M] (int64)."""
+        """Bits [M] (int64) of the increments of payload ``name`` after each of ``rounds`` [M]; round 0 gives all."""
         cumulative = torch.tensor(self._replay[name])
         return cumulative[-1] - cumulative[rounds]
 
@@ -182,7 +191,7 @@ class Ledger:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """The counts and the rounds in which clients last took part, for a checkpoint."""
         replay = {name: torch.tensor(values) for name, values in self._replay.items()}
         seen = torch.cat([torch.empty(0, dtype=torch.int64), *self._seen])
         self._seen = [seen]
@@ -198,9 +207,17 @@ class Ledger:
         self._replay = {name: values.tolist() for name, values in state["replay"].items()}
 
     def _bits_to_follow(self, name: str, whole: int, last: list[int], round_number: int) -> int:
-        """Bits that bring clients up to date who took part last in these rounds: the whole to those who never did."""
+        """Bits that bring clients up to date, all together, from the rounds in which they last took part (0: never).
+
+        Args:
+            name: the payload.
+            whole: bits of the whole payload.
+            last: for each client the round in which it last took part.
+            round_number: the present round.
+        """
         if name not in self._replay:
             return whole * len(last)
         cumulative = self._replay[name]
+        # Increments up to the round before this one have been made. Of those, a client of round t lacks t, t + 1, ...
         now = cumulative[round_number - 1]
         return sum(min(whole, now - cumulative[t - 1]) if t else whole for t in last)

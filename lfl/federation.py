@@ -29,7 +29,7 @@ from lfl.system import System
 
 BufferPolicy = Literal["average", "server", "client"]
 FineTuner = Callable[[Round, Tensor, Tensor], None]
-"""Trains the models [C, D] of the clients ids [C] in place, in some round."""
+"""A function of a round, client ids [C] and their models [C, D]; it trains the models in place."""
 
 
 @dataclass(kw_only=True)
@@ -44,21 +44,22 @@ class Federation(ABC):
     ``on_run_start`` and ``on_server_step``; and it may call ``stop``. Everything else is the loop's.
 
     Attributes:
-        seed: of all draws; ``keys`` and ``generator`` draw from it.
-        max_rounds: the last round.
+        seed: seed of all draws; ``keys`` and ``generator`` draw from it.
+        max_rounds: number of the last round.
         model: the one module of all clients, as a function of one vector.
         data: the clients' data: sizes, batches, the partition.
         work: what a client does in a round.
         participation: who takes part.
         system: how long simulated rounds take, if they are simulated.
-        aggregator: from the clients' updates to one; its ``weights`` are the clients' in the mean.
+        aggregator: makes one update of the clients' updates; its ``weights`` are the clients' weights in the mean.
         server: x [D], its optimizer and the model's buffers.
         store: rows that belong to clients, in named slots.
         ledger: counts what crosses the wire.
         rates: the learning rates of the round.
-        processes: those that share the clients.
+        processes: the processes among which the clients are divided.
         evaluator: runs the module's validation, test and prediction steps.
-        buffer_policy: whose the model's buffers are (BatchNorm's statistics).
+        buffer_policy: what becomes of the model's buffers (BatchNorm's statistics): ``average`` averages the clients',
+            ``server`` leaves the server's as they are, ``client`` keeps each client's own.
         stop_request: whether the run is to end after the present round.
     """
 
@@ -91,7 +92,7 @@ class Federation(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device of this process, where vectors and rows are."""
+        """The device of this process, which holds the vectors and rows."""
         return self.processes.device
 
     def keys(self, ids: Tensor, purpose: str, round_number: int) -> Tensor:
@@ -115,19 +116,22 @@ class Federation(ABC):
         if self.buffer_policy != "client" or not self.server.buffers.numel():
             return shared
         kept = self.store.gather("buffers", ids)
-        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)  # nan: never written
+        # The slot is filled with nan: such a row was never written, and its client starts from the server's buffers.
+        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)
 
     def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
         """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
         batch_size = int(getattr(self.data, "eval_batch_size", 0)) or 1024
         indices, sizes = self.data.client_test_indices(ids)
         rows = zip(params, self.client_buffers(ids), indices, sizes.tolist(), strict=True)
-        found = []
+        metrics = []
         for parameters, buffers, positions, size in rows:
             self.model.load(parameters, buffers, self.server.counters)
-            batches = (self.data.gather_test(part[None]) for part in positions[:size].split(batch_size))
-            found.append(self.evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
-        return found
+            # Indices are padded to the largest client. `gather_test` reads for a cohort [C, b], here of one client;
+            # the module's validation step knows no cohorts.
+            batches = (self.data.gather_test(chunk[None]) for chunk in positions[:size].split(batch_size))
+            metrics.append(self.evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
+        return metrics
 
     @property
     @abstractmethod
@@ -136,8 +140,8 @@ class Federation(ABC):
 
     @abstractmethod
     def personal_models(self, ids: Tensor) -> Tensor:
-        """The models of clients ``ids`` [C] as they would be evaluated now, [C, D]: x, with what belongs to each."""
+        """The clients' own models now [C, D], to evaluate them: x, with the personal parameters of ``ids`` [C]."""
 
     @abstractmethod
     def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:
-        """Local training on the side, to evaluate what it gives: nothing of it is kept, nobody else notices."""
+        """Return a function that trains copies of clients' models, to evaluate them; the run itself does not change."""

@@ -1,4 +1,4 @@
-"""What one round and one cohort know: the arguments of the hooks."""
+"""The round and the cohort, as the hooks of callbacks see them, and the sums over a round's clients."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ class RoundSums:
         num_stopping: processes that have been asked to stop.
         up_bits: bits of the uploads, by payload.
         aggregate: the aggregator's own sums.
-        received: extra uploads, by payload.
-        losses: training losses times examples, and the number of examples [2].
-        logged: likewise what training steps logged, by name [2].
-        own: what callbacks add up (``round.accumulate``).
-        buffers: movements of the floating-point buffers, times weights, with the sum of the weights behind [B + 1].
-        counters: largest integer buffers of each process, as a row of its own [W, 1 + n]; the first entry is 1 where it
-            has any. The sum then has everybody's rows, whose maximum is taken.
+        received: sums of the extra uploads, by payload.
+        losses: the sum of training losses times examples, and the number of examples [2].
+        logged: the same two numbers for each name that training steps logged [2].
+        own: sums that callbacks make (``round.accumulate``).
+        buffers: weighted sum of the clients' changes of the floating-point buffers; the last entry is the sum of the
+            weights [B + 1].
+        counters: the largest integer buffers of each of W processes [W, 1 + n]. A process fills its own row only, and
+            sets the row's first entry to 1 if it trained anybody; so the sum over processes holds all rows, of which
+            the maximum is taken.
         uplink_bits: bits that each participant sent [M], for the simulated system.
     """
 
@@ -53,20 +55,23 @@ class RoundSums:
     uplink_bits: Tensor | None = None
 
     def means(self) -> dict[str, Tensor]:
-        """Means over examples of all that was logged; a module's own ``train/loss`` stands in for ours."""
+        """Means over examples of all that was logged; a ``train/loss`` logged by the module replaces ours."""
         ours = {} if self.losses is None else {"train/loss": self.losses}
         return {name: total[0] / total[1] for name, total in {**ours, **self.logged}.items()}
 
     def join(self, sums: ProcessSums, device: torch.device) -> RoundSums:
-        """The sums over all processes; every process must call it. On one, these are the sums already."""
+        """Return the sums over all processes; every process must call it."""
         if sums.num_processes == 1:
             return self
+        # One dict of tensors is one `all_reduce`. In float64 counts and bits are exact up to 2^53.
         flat = {}
         for kind in fields(self):
             value = getattr(self, kind.name)
             entries = value if isinstance(value, dict) else {} if value is None else {"": value}
+            # The field is part of the key: a user's metric may have the name of a payload or of another field.
             for name, entry in entries.items():
                 flat[kind.name, name] = torch.as_tensor(entry, dtype=torch.float64, device=device)
+        # Another process may have names that this one lacks, and the other way round: read what came back.
         joined: dict[str, dict[str, Tensor]] = {kind.name: {} for kind in fields(self)}
         for (kind_name, name), total in sums.join(flat).items():
             joined[kind_name][name] = total
@@ -93,16 +98,18 @@ class Round:
     Attributes:
         number: counted from 1.
         clients: ids of the participants [M], ascending.
-        invited: ids of those who are sent the model, ascending; the participants, unless some are not waited for.
-        local_clients: those of them that this process trains.
+        invited: ids of the clients that are sent the model, ascending: the participants, and those that the server
+            does not wait for.
+        local_clients: ids of the participants that this process trains.
         server: x before the round [D].
-        message: what goes down to the clients.
-        basis: the basis of the local coordinates, where a callback asked for them.
-        update: the aggregate [D], set when it is known; in movement direction (x+ = x + server_lr * update).
+        message: what the clients are sent.
+        basis: the basis of the local coordinates; None where clients train parameters.
+        update: the aggregate [D], from ``on_aggregate`` on. It points where the clients moved, against the gradient:
+            x+ = x + server_lr * update.
         update_coordinates: the aggregate before it was lifted [R], where there is a basis.
-        totals: all sums over clients; over all processes from ``on_aggregate`` on.
-        reported: ids of each cohort whose updates this process accepted.
-        metrics: what this round logs.
+        totals: all sums over clients: of this process, and of all processes from ``on_aggregate`` on.
+        reported: ids of the clients whose updates this process accepted, one tensor for each cohort.
+        metrics: numbers that this round logs.
     """
 
     number: int
@@ -143,24 +150,25 @@ class Round:
         self.metrics[name] = value
 
     def accumulate(self, name: str, value: Tensor) -> None:
-        """Add to a sum over clients, which is found in ``sums`` under its name."""
+        """Add ``value`` to the sum over clients that becomes ``sums[name]``."""
         add_to(self.totals.own, name, value)
 
 
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Add to a named float64 sum."""
+    """Add ``value`` to a named float64 sum."""
+    # Never in place: of a float64 tensor `double()` is the tensor itself, which belongs to the caller.
     sums[name] = sums[name] + value if name in sums else value.double()
 
 
 @dataclass
 class CohortPhase:
-    """A cohort's share of one phase of the local work.
+    """One phase of the local work, for one cohort.
 
     Attributes:
-        index: the place of the phase in ``LocalWork.phases``.
-        optimizer: of this phase.
+        index: the position of the phase in ``LocalWork.phases``.
+        optimizer: the local optimizer of this phase.
         num_steps: local steps of each client in this phase [C] (int64, on the CPU).
-        trained: 1 for the parameters it trains and 0 for the others [D]; None where it trains all.
+        trained: mask [D], 1 for the parameters that the phase trains and 0 for the others; None if it trains all.
     """
 
     index: int
@@ -184,17 +192,17 @@ class Cohort:
         model: the one model of all clients.
         rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
-        origin: the starting point as a ``wrap_gradient`` sees it: x [D], rows [C, D] where clients start from models
-            of their own, or zero [R] behind the owner of coordinates.
-        active: clients that took the last step; the first ``active`` rows.
+        origin: the starting point, for ``wrap_gradient``: x [D]; rows [C, D] where clients start from models of their
+            own; zero [R] for callbacks behind the one that owns the coordinates.
+        active: number A of clients that took the last step; they are the first A rows.
         step: number of the last local step, from 0 in every phase.
         phases: the parts of the local work, one after another.
         optimizer: the local optimizer of the current phase.
-        losses: the clients' training losses; None where no step asked for one (a gradient over all examples).
-        metrics: what the module and the loss terms log, by name; a module's own ``train/loss`` is one of them.
-        uploads: extra payloads [C, n].
-        full_gradient: from parameters [A, D] to gradients [A, D] of the mean loss over the whole training sets of the
-            first A clients.
+        losses: the clients' training losses; None if no step computed one (each used a gradient over all examples).
+        metrics: sums of what the module and the loss terms log, by name; a ``train/loss`` logged by the module is here.
+        uploads: extra payloads [C, n], by name.
+        full_gradient: a function from parameters [A, D] of the first A clients to the gradients [A, D] of their mean
+            losses over their whole training sets.
     """
 
     round: Round
@@ -222,25 +230,26 @@ class Cohort:
 
     @property
     def received(self) -> Mapping[str, Tensor]:
-        """What the clients of this round were told, by name: what was sent, and what both sides compute alike."""
+        """All that clients know of the server, by name: what was sent, and what both sides compute alike."""
         return self.round.message.contents
 
     @property
     def params(self) -> Tensor:
-        """Parameters [C, D] (computed from the coordinates where there are)."""
+        """Parameters [C, D]; where clients train coordinates, computed from them."""
         basis = self.round.basis
         return self.values if basis is None else self.round.server + basis.lift(self.values)
 
     @property
     def delta(self) -> Tensor:
-        """What the clients moved: parameters minus x [C, D], or coordinates z [C, R]."""
+        """The clients' updates, trained minus sent: parameters minus x [C, D], or coordinates z [C, R] (from zero)."""
         return self.values - self.round.server if self.round.basis is None else self.values
 
     def step_scale(self) -> Tensor:
-        """``||a||_1 * eta`` of each client [C, 1]: its movement is minus this times its (weighted) mean gradient.
+        """Sum of each client's step lengths [C, 1]: ``delta = -step_scale() * (weighted) mean gradient``.
 
-        ``num_steps * lr`` for plain SGD; with momentum or a schedule inside the round, their scalar recursion. [C, D]
-        where some phase trains only some parameters; infinite for those that none trains.
+        ``num_steps * lr`` (K eta) for plain SGD. With momentum or a schedule inside the round it is how far the
+        optimizer moves along a constant unit gradient, ``||a||_1 eta`` in FedNova's notation. [C, D] where some phase
+        trains only some parameters; infinite for parameters that no phase trains.
 
         Raises:
             ValueError: the local optimizer is not SGD.
@@ -249,6 +258,7 @@ class Cohort:
         for phase in self.phases:
             scale = total.new_tensor(phase.optimizer.movement_scales(phase.num_steps.tolist())).unsqueeze(1)
             total = total + (scale if phase.trained is None else scale * phase.trained)
+        # Callers divide by it: a parameter that nothing trained then has gradient 0, and not 0 / 0.
         return total.where(total > 0, math.inf)
 
     def upload(self, name: str, rows: Tensor) -> None:
@@ -256,11 +266,15 @@ class Cohort:
         self.uploads[name] = rows
 
     def keep(self, mask: Tensor) -> None:
-        """Drop the clients where ``mask`` [C] (bool, CPU) is false, from every row this cohort holds."""
+        """Keep only the clients where ``mask`` [C] (bool, on the CPU) is true, in every tensor of this cohort."""
         on_device = mask.to(self.values.device)
-        self.ids, self.num_examples, self.num_steps = self.ids[mask], self.num_examples[mask], self.num_steps[mask]
+        self.ids = self.ids[mask]
+        self.num_examples = self.num_examples[mask]
+        self.num_steps = self.num_steps[mask]
+        # The optimizers' own rows are left as they are: all steps have been taken.
         self.phases = [replace(phase, num_steps=phase.num_steps[mask]) for phase in self.phases]
-        self.values, self.buffers = self.values[on_device], self.buffers[on_device]
+        self.values = self.values[on_device]
+        self.buffers = self.buffers[on_device]
         self.rows = {name: rows[on_device] for name, rows in self.rows.items()}
         self.loss_rows = {name: rows[on_device] for name, rows in self.loss_rows.items()}
         self.losses = None if self.losses is None else self.losses.keep(mask)

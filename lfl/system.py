@@ -25,9 +25,9 @@ class System(ABC):
 
         Args:
             clients: ids of the participants [M].
-            bits: what each sent [M], float64.
+            bits: bits that each of them sent [M], float64.
             round_number: counted from 1.
-            seed: of the run.
+            seed: seed of the run.
         """
 
     def check(self, num_clients: int) -> None:  # noqa: B027  # optional
@@ -40,7 +40,7 @@ class Speeds(System):
     Logs ``sim/time``.
 
     Args:
-        communication: C, added to every round.
+        communication: seconds of communication that every round takes besides (C).
     """
 
     def __init__(self, communication: NonNegativeFloat = 0.0) -> None:
@@ -49,7 +49,7 @@ class Speeds(System):
 
     @abstractmethod
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
-        """T_i of clients [M] in a round, [M] float64; a function of (seed, round, client) alone."""
+        """Seconds T_i that each client [M] computes in a round, float64 [M]; functions of (seed, round, client)."""
 
     @override
     def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:
@@ -64,9 +64,9 @@ class ExponentialSpeeds(Speeds):
 
     Args:
         rates: lambda_i: one for all, or the two ends of a range from which each client's is drawn once, uniformly.
-        means: likewise the means 1/lambda_i, instead of ``rates``.
-        dynamic: draw T_i in every round.
-        communication: C, added to every round.
+        means: the means 1/lambda_i, in the same form, instead of ``rates``.
+        dynamic: whether T_i is drawn anew in every round.
+        communication: seconds of communication that every round takes besides (C).
     """
 
     def __init__(
@@ -85,24 +85,28 @@ class ExponentialSpeeds(Speeds):
                 raise ValueError(
                     f"`{name}={value}` of ExponentialSpeeds must be greater than 0: one number, or a range."
                 )
-        self.rates, self.means, self.dynamic = rates, means, dynamic
+        self.rates = rates
+        self.means = means
+        self.dynamic = dynamic
 
     @override
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
         ends = _as_list(self.means or self.rates or 1.0)
+        # A client's rate (or mean) has no round in its address: it is the same in every round.
         share = uniform(client_keys(clients, seed, "speed"), 1, torch.float64).squeeze(1)
-        drawn = ends[0] + (ends[-1] - ends[0]) * share
+        scale = ends[0] + (ends[-1] - ends[0]) * share
         keys = client_keys(clients, seed, "compute time", round_number if self.dynamic else 0)
+        # Exp(1) by its inverse distribution function. `uniform` gives [0, 1), so that 1 - u is never 0.
         unit = -torch.log1p(-uniform(keys, 1, torch.float64).squeeze(1))
-        return unit * drawn if self.means is not None else unit / drawn
+        return unit * scale if self.means is not None else unit / scale
 
 
 class FixedTimes(Speeds):
-    """Given T_i.
+    """Clients that compute for given times T_i.
 
     Args:
-        times: T_i of every client, for round 1, round 2, ...; started again when it ends.
-        communication: C, added to every round.
+        times: T_i of every client in seconds, for round 1, round 2, ...; repeated when the list ends.
+        communication: seconds of communication that every round takes besides (C).
     """
 
     def __init__(self, times: list[list[float]], communication: NonNegativeFloat = 0.0) -> None:
@@ -121,7 +125,7 @@ class FixedTimes(Speeds):
 
 
 class Uplink(System):
-    """Clients share the way to the server. Logs ``sim/uplink_time``."""
+    """Clients share an uplink to the server. Logs ``sim/uplink_time``."""
 
     @abstractmethod
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
@@ -129,7 +133,7 @@ class Uplink(System):
 
         Args:
             clients: ids of the participants [M].
-            bits: what each sent [M], float64.
+            bits: bits that each of them sent [M], float64.
         """
 
     @override
@@ -168,18 +172,19 @@ class ChannelSharing(Uplink):
     """All devices send at once and share a capacity.
 
     Args:
-        capacity: C in bits per second.
-        split: ``optimal`` gives each a share proportional to its bits, so that all end together, ``sum_i bits_i / C``;
-            ``equal`` the same share to all, ``max_i bits_i / (C / M)``.
+        capacity: the shared capacity C in bits per second.
+        split: ``optimal`` gives each a share proportional to its bits, so that all end together, after
+            ``sum_i bits_i / C`` seconds; ``equal`` gives each the same share, ``max_i bits_i / (C / M)`` seconds.
     """
 
     def __init__(self, capacity: PositiveFloat, split: Literal["optimal", "equal"] = "optimal") -> None:
-        self.capacity, self.split = capacity, split
+        self.capacity = capacity
+        self.split = split
 
     @override
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
-        waiting = bits.sum() if self.split == "optimal" else bits.max() * len(bits)
-        return float(waiting) / float(self.capacity)
+        bits_at_capacity = bits.sum() if self.split == "optimal" else bits.max() * len(bits)
+        return float(bits_at_capacity) / float(self.capacity)
 
 
 def _as_list(value: float | list[float]) -> list[float]:

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
 from lfl.aggregation import Aggregator, MeanAggregator
-from lfl.arguments import own
+from lfl.arguments import fresh_default
 from lfl.building import RunBuilder
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
@@ -120,21 +120,21 @@ class FederatedTrainer(LightningFacade):
             seed=seed,
             precision=precision,
             max_rounds=max_rounds,
-            participation=own(participation),
+            participation=fresh_default(participation),
             work=local_work(
                 local_epochs, local_steps, local_phases, gradient_clip_val, gradient_clip_algorithm, local_sampling
             ),
             engine=engine,
             cohort_size=cohort_size,
             trace_steps=trace_steps,
-            aggregator=own(aggregator),
+            aggregator=fresh_default(aggregator),
             server_optimizer=server_optimizer,
             system=system,
             client_state=client_state,
             buffer_policy=buffers,
             on_nonfinite=on_nonfinite,
             check_val_every_n_rounds=check_val_every_n_rounds,
-            checkpointing=own(checkpoint),
+            checkpointing=fresh_default(checkpoint),
         )
         self._settings.participation.system = system
         # The CLI's config saver, no FederatedCallback, only sees `setup`.

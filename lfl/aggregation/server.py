@@ -13,17 +13,17 @@ ServerOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 
 
 class Server:
-    """Holds the global model, and steps x on the negated aggregate: ``x+ = x + server_lr * update`` for SGD.
+    """Holds the global model x and moves it along the aggregate: ``x+ = x + server_lr * update`` for SGD.
 
     Args:
         vector: the initial x [D]; copied.
         optimizer: builds a torch optimizer of the one flat parameter. SGD(lr=1) is FedAvg, SGD with momentum FedAvgM.
-        buffers: the model's floating-point buffers [B]; none by default.
-        counters: its integer buffers.
+        buffers: the model's initial floating-point buffers [B]; none by default.
+        counters: the model's initial integer buffers.
 
     Attributes:
-        buffers: as they are now [B].
-        counters: as they are now.
+        buffers: the model's floating-point buffers after the last round [B].
+        counters: the model's integer buffers after the last round.
     """
 
     def __init__(
@@ -44,37 +44,38 @@ class Server:
 
     @property
     def vector(self) -> Tensor:
-        """X [D], the live tensor."""
+        """The model x [D]. Not a copy: writing into it changes the model."""
         return self._parameter.detach()
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether a step is a multiple of the aggregate, so that a client can repeat it from the aggregate alone."""
+        """Whether a step is a multiple of the aggregate, so that a client that knows the aggregate can repeat it."""
         group = self.optimizer.param_groups[0]
         return type(self.optimizer) is torch.optim.SGD and not group["momentum"] and not group["weight_decay"]
 
     def step(self, update: Tensor) -> None:
-        """Move x along ``update`` [D] (movement direction)."""
+        """Move x along ``update`` [D], the aggregate of the clients' movements."""
         group = self.optimizer.param_groups[0]
         if self.is_plain_sgd and not group["maximize"] and not self.optimizer._optimizer_step_pre_hooks:
             # What torch's SGD does, to the bit, without its bookkeeping.
             self.vector.add_(update, alpha=float(group["lr"]))
             return
+        # Torch's optimizers step against a gradient; the update points along the movement.
         self._parameter.grad = -update
         self.optimizer.step()
         self._parameter.grad = None
 
     def move_buffers(self, movement: Tensor) -> None:
-        """Add to the floating-point buffers [B] what the clients moved them by on average, in float64."""
+        """Add ``movement`` [B] (float64), the clients' mean change, to the floating-point buffers."""
         self.buffers = (self.buffers.double() + movement).to(self.buffers.dtype)
 
     def set_counters(self, values: Tensor) -> None:
-        """Replace the integer buffers by those in one vector [n]."""
-        parts = zip(values.split([counter.numel() for counter in self.counters]), self.counters, strict=True)
-        self.counters = [part.reshape(counter.shape).to(counter.dtype) for part, counter in parts]
+        """Replace the integer buffers by the numbers in one vector [n], in the module's order."""
+        flat_counters = zip(values.split([counter.numel() for counter in self.counters]), self.counters, strict=True)
+        self.counters = [flat.reshape(counter.shape).to(counter.dtype) for flat, counter in flat_counters]
 
     def state_dict(self) -> dict[str, Any]:
-        """X, the optimizer's state, and the buffers."""
+        """The model x and its buffers, on the CPU, and the optimizer's state."""
         return {
             "vector": self.vector.cpu().clone(),
             "optimizer": self.optimizer.state_dict(),

@@ -1,4 +1,4 @@
-"""The clients' own models on the clients' own test examples."""
+"""Evaluation of the clients' own models on the clients' own test examples."""
 
 import math
 
@@ -15,20 +15,20 @@ from lfl.round import Round
 
 
 class ClientEvaluation(FederatedCallback):
-    """Runs ``validation_step`` for every client on its own test examples: x, with what belongs to the client.
+    """Runs ``validation_step`` for every client's model (x with its personal parameters) on its own test examples.
 
-    Logs ``NAME/METRIC``, the mean over all test examples, and ``NAME/METRIC/worst_tenth``, the mean over the tenth of
-    the clients that fare worst (lowest, where a metric's name ends in acc or accuracy; highest otherwise). The
-    server's model on the whole test set is logged beside it, as ever, as ``METRIC``.
+    Logs ``NAME/METRIC``, the mean over all test examples, and ``NAME/METRIC/worst_tenth``, the mean over the worst
+    tenth of the clients: those with the lowest values if the metric's name ends in acc or accuracy, with the highest
+    otherwise. The server's model on the whole test set is logged as ``METRIC``, with or without this callback.
 
-    With ``fine_tune`` every client first trains a copy on its own training examples, from x and what belongs to it;
-    nothing of that is kept. Neither the training nor its random numbers notice.
+    With ``fine_tune`` every client first trains a copy of its model on its own training examples. The copies are
+    dropped after the evaluation; the run and its random numbers do not change.
 
     Args:
         every_n_rounds: rounds between evaluations; the last round is always evaluated.
         fine_tune: phases of local training before the evaluation, as in the trainer's ``local_phases``.
-        max_clients: evaluate at most so many clients, spread over the ids; none for all.
-        name: begins the names of the metrics.
+        max_clients: largest number of clients to evaluate, spread evenly over the ids; none for all.
+        name: first part of the metrics' names.
     """
 
     observes = True
@@ -43,7 +43,10 @@ class ClientEvaluation(FederatedCallback):
         check_number("ClientEvaluation", "every_n_rounds", every_n_rounds, least=1, whole=True)
         if max_clients is not None:
             check_number("ClientEvaluation", "max_clients", max_clients, least=1, whole=True)
-        self.every_n_rounds, self.fine_tune, self.max_clients, self.name = every_n_rounds, fine_tune, max_clients, name
+        self.every_n_rounds = every_n_rounds
+        self.fine_tune = fine_tune
+        self.max_clients = max_clients
+        self.name = name
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -67,11 +70,12 @@ class ClientEvaluation(FederatedCallback):
         if round.number % self.every_n_rounds and round.number != federation.max_rounds:
             return
         ids = self._clients()
-        mine = ids[federation.processes.at_home(ids)]
-        found: list[tuple[int, dict[str, float]]] = []
-        for part in mine.split(federation.clients_at_once):
-            found += self._evaluate(round, part)
-        self._log(round, [item for part in federation.processes.gather(found) for item in part])
+        # Clients' rows are at their home process, so that only this one can evaluate their models.
+        local_ids = ids[federation.processes.at_home(ids)]
+        results: list[tuple[int, dict[str, float]]] = []
+        for chunk in local_ids.split(federation.clients_at_once):
+            results += self._evaluate(round, chunk)
+        self._log(round, [result for gathered in federation.processes.gather(results) for result in gathered])
 
     def _clients(self) -> Tensor:
         """Ids of the clients to evaluate, ascending."""
@@ -81,7 +85,7 @@ class ClientEvaluation(FederatedCallback):
         return ids
 
     def _evaluate(self, round: Round, ids: Tensor) -> list[tuple[int, dict[str, float]]]:
-        """Test examples and metrics of clients [C]."""
+        """Number of test examples and metrics of each of the clients ``ids`` [C]."""
         federation = self._federation
         params = federation.personal_models(ids)
         if self._fine_tuner is not None:
@@ -89,10 +93,11 @@ class ClientEvaluation(FederatedCallback):
         sizes = federation.data.client_test_sizes[ids].tolist()
         return list(zip(sizes, federation.evaluate_clients(ids, params), strict=True))
 
-    def _log(self, round: Round, found: list[tuple[int, dict[str, float]]]) -> None:
-        names = dict.fromkeys(name for _, metrics in found for name in metrics)
+    def _log(self, round: Round, results: list[tuple[int, dict[str, float]]]) -> None:
+        names = dict.fromkeys(name for _, metrics in results for name in metrics)
         for name in names:
-            pairs = [(size, metrics[name]) for size, metrics in found if name in metrics]
+            pairs = [(size, metrics[name]) for size, metrics in results if name in metrics]
+            # `fsum` is exact but for one rounding: the order in which processes report does not matter.
             round.log(f"{self.name}/{name}", math.fsum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
             values = sorted((v for _, v in pairs), reverse=not name.endswith(("acc", "accuracy")))
             worst = values[: math.ceil(len(values) / 10)]

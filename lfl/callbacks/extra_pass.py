@@ -1,4 +1,4 @@
-"""Further passes over the batch of a local step."""
+"""Further gradients on the batch of a local step, without a second update of BatchNorm's statistics."""
 
 from torch import Tensor
 
@@ -8,18 +8,20 @@ from lfl.round import Cohort
 
 
 def extra_pass(cohort: Cohort, gradient: Gradient) -> Gradient:
-    """Make ``gradient`` leave the module's buffers alone: BatchNorm sees each batch once.
+    """Return a gradient function that leaves the module's buffers as they were, so that BatchNorm sees a batch once.
 
-    Returns ``gradient`` itself where the training step changes no buffers.
+    It is ``gradient`` itself if the training step changes no buffers.
     """
     model = cohort.model
     if not model.changed_buffers:
         return gradient
 
-    def unnoticed(params: Tensor, step: LocalStep) -> Tensor:
-        buffers, counters = model.flat_buffers(), [counter.clone() for counter in model.counters]
+    def without_buffers(params: Tensor, step: LocalStep) -> Tensor:
+        # Such a module runs on the sequential engine: its buffers are those of the one client at work.
+        buffers = model.flat_buffers()
+        counters = [counter.clone() for counter in model.counters]
         gradients = gradient(params, step)
         model.load_buffers(buffers, counters)
         return gradients
 
-    return unnoticed
+    return without_buffers

@@ -20,22 +20,23 @@ from lfl.system import ChannelSharing, TimeSharing
 
 
 class FLSSGD(FederatedCallback):
-    """Uploads ``tau_i`` of D coordinates of the update, E tau_i = l_i; the server scales by D/l_i: unbiased.
+    """Uploads ``tau_i`` of D coordinates of the update, E tau_i = l_i, scaled by D/l_i so that the mean is unbiased.
 
     ``x+ = x - alpha sum_i w_i (D/l_i) P_i (P_i^T P_i)^-1 P_i^T g_i`` with P_i random columns of the identity, when
-    local work is one step of plain SGD with rate alpha (``local_steps: 1``); with more, the movement is subsampled.
-    Clients and server draw the coordinates from the seed: no indices travel. ``l = D`` is FedAvg. No state.
+    local work is one step of plain SGD with rate alpha (``local_steps: 1``); with more steps, the whole update is
+    subsampled in the same way. Clients and server draw the coordinates from the seed: no indices are sent. ``l = D``
+    is FedAvg. No state.
 
     Args:
         l: expected number of coordinates, one for all clients or a list; need not be whole. ``auto`` takes the numbers
             that minimise the paper's bound on the uplink time under the trainer's ``system``: equation (4) for time
             sharing, (5) for channel sharing; it needs the three constants below.
-        gap: f(x_0) - f*, for ``auto``.
-        smoothness: L, for ``auto``.
-        gradient_bound: G, for ``auto``.
+        gap: f(x_0) - f*, how far the objective can fall, for ``auto``.
+        smoothness: Lipschitz constant L of the gradient, for ``auto``.
+        gradient_bound: bound G on the norm of stochastic gradients, for ``auto``.
     """
 
-    linear = False  # every client has its own coordinates: decoded before averaging
+    linear = False  # every client has coordinates of its own, so that payloads cannot be averaged encoded
 
     def __init__(
         self,
@@ -44,7 +45,10 @@ class FLSSGD(FederatedCallback):
         smoothness: PositiveFloat | None = None,
         gradient_bound: PositiveFloat | None = None,
     ) -> None:
-        self.l, self.gap, self.smoothness, self.gradient_bound = l, gap, smoothness, gradient_bound
+        self.l = l
+        self.gap = gap
+        self.smoothness = smoothness
+        self.gradient_bound = gradient_bound
         if l == "auto" and (gap is None or smoothness is None or gradient_bound is None):
             raise ValueError("`l=auto` of FLSSGD needs `gap` (f(x_0) - f*), `smoothness` (L) and `gradient_bound` (G).")
 
@@ -62,9 +66,11 @@ class FLSSGD(FederatedCallback):
 
     def _choose(self, federation: Federation) -> list[float]:
         """The l_i that minimise the paper's bound under the simulated system."""
-        weights, system = federation.aggregator.weights(federation.data.client_sizes), federation.system
+        system = federation.system
+        dim = federation.layout.dim
+        weights = federation.aggregator.weights(federation.data.client_sizes)
+        shares = (weights / weights.sum()).tolist()
         gap, smoothness, bound = (float(value or 0) for value in (self.gap, self.smoothness, self.gradient_bound))
-        shares, dim = (weights / weights.sum()).tolist(), federation.layout.dim
         if isinstance(system, TimeSharing):
             rates = system.rates if isinstance(system.rates, list) else [system.rates] * len(shares)
             return best_coordinates_time_sharing(gap, smoothness, bound, shares, rates, dim)
@@ -74,6 +80,7 @@ class FLSSGD(FederatedCallback):
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
+        # Rows keep their zeros, as the mean needs all D columns; what is charged is the floats that would be sent.
         rows = payload.values
         masks = self.masks(cohort, rows.shape[1])
         scale = rows.shape[1] / self._expected[cohort.ids].to(rows)
@@ -87,4 +94,4 @@ class FLSSGD(FederatedCallback):
 
     @override
     def decode(self, round: Round, values: Tensor) -> Tensor:
-        return values  # scattered and scaled where it was encoded; what travelled is counted there
+        return values  # `encode` has scaled the coordinates and put them in their places

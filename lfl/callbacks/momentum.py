@@ -21,23 +21,23 @@ _MOVED, _WEIGHT = "momentum/moved", "momentum/weight"
 
 
 class ClientMomentum(FederatedCallback):
-    """Local steps along ``v = alpha g + (1 - alpha) m``; m [D] is the direction in which the clients moved last.
+    """Local steps along ``v = alpha g + (1 - alpha) m``; m [D] is the direction of the clients' last movement.
 
-    m is in the scale of a gradient: what a client moved, divided by what its optimizer makes of a constant unit
-    gradient (K_i eta for plain SGD). In the scale of a movement the gain from round to round is ``(1 - alpha) K eta``,
-    which diverges once it is above 1. Needs SGD.
+    m has the scale of a gradient: a client's movement divided by what its optimizer makes of a constant unit gradient
+    (K_i eta for plain SGD). A momentum with the scale of a movement would be multiplied by ``(1 - alpha) K eta`` from
+    round to round, and diverge if that is above 1. The local optimizer must be SGD.
 
-    Weight decay is added by the optimizer, outside the mix. As m is made of movements, which contain it, it ends up
-    ``1 / alpha`` times as strong.
+    Weight decay is added by the optimizer, outside the mix. But m follows from movements, which contain the decay, so
+    that in the end it is ``1 / alpha`` times as strong.
 
     State: m [D], zero in the first round. Wire: x and m down, delta_i up. ``alpha=1`` is the stack without it, bit for
     bit.
 
     Args:
         alpha: weight of a client's own gradient, in (0, 1].
-        momentum_from: what m follows from. ``updates``: ``-sum_i w_i delta_i / (K_i eta)`` with the aggregator's
-            weights. ``aggregate``: ``-u / sum_i w_i K_i eta``, u what the server steps along, as FedMRUR has it with a
-            normalised aggregate.
+        momentum_from: what m is computed from. ``updates``: ``-sum_i w_i delta_i / (K_i eta)`` with the aggregator's
+            weights. ``aggregate``: ``-u / sum_i w_i K_i eta``, with u the aggregate that the server steps along, as in
+            FedMRUR, where it is normalised.
         decay_inside: put weight decay into the mix: ``v = alpha (g + wd y) + (1 - alpha) m``.
 
     Raises:
@@ -53,8 +53,10 @@ class ClientMomentum(FederatedCallback):
         if not 0 < alpha <= 1:
             raise ValueError(f"`alpha={alpha}` must be above 0 and at most 1.")
         check_choice("", "momentum_from", momentum_from, ("updates", "aggregate"))
-        self.alpha, self.momentum_from, self.decay_inside = alpha, momentum_from, decay_inside
-        self.whole_model = alpha < 1  # parameters that are not averaged have no common movement
+        self.alpha = alpha
+        self.momentum_from = momentum_from
+        self.decay_inside = decay_inside
+        self.whole_model = alpha < 1  # parameters that stay on the clients have no common movement
         self.momentum = torch.empty(0)
 
     @override
@@ -93,7 +95,7 @@ class ClientMomentum(FederatedCallback):
 
         def mixed(params: Tensor, step: LocalStep) -> Tensor:
             mix = gradient(params, step).mul_(self.alpha).add_(momentum, alpha=rest)
-            # The optimizer adds all of `wd y`: leave alpha of it.
+            # The optimizer is going to add all of `wd y`: of this, alpha is to be left.
             return mix if decay is None else mix.sub_(rest * decay * params)
 
         return mixed
@@ -104,6 +106,7 @@ class ClientMomentum(FederatedCallback):
             return
         scale = cohort.step_scale()
         weights = self._aggregator.weights(cohort.num_examples).to(scale.device)
+        # `aggregate` needs only the mean step length of the clients, its denominator.
         moved = cohort.delta / scale if self.momentum_from == "updates" else scale
         cohort.round.accumulate(_MOVED, weights @ moved.double())
         cohort.round.accumulate(_WEIGHT, weights.sum())
@@ -114,7 +117,7 @@ class ClientMomentum(FederatedCallback):
             return
         mean = round.sums[_MOVED] / round.sums[_WEIGHT]
         direction = mean if self.momentum_from == "updates" else round.update / mean
-        self.momentum = -direction.to(self.momentum.dtype)
+        self.momentum = -direction.to(self.momentum.dtype)  # movements go against the gradient
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -19,20 +19,21 @@ from lfl.subspace.subsets import random_subsets
 class RandomK(Compressor):
     """Sends k random entries of ``a = e_i + delta_i`` as they are, and keeps the rest: ``e_i = a - C(a)``.
 
-    Clients and server draw the entries from the seed: k values travel, no indices. ``k = D`` is FedAvg. Without error
-    feedback the entries are scaled by D/k, which is unbiased; scaled ones with error feedback would diverge.
-    State: e_i [D] for every client seen so far, kept across absences.
+    Clients and server draw the entries from the seed: k values are sent, and no indices. ``k = D`` is FedAvg. Without
+    error feedback the entries are scaled by D/k, so that their mean is unbiased; with error feedback they are not, as
+    it would diverge. State: e_i [D] for every client seen so far, kept while a client is absent.
 
     Args:
-        k: entries of the whole update: an int is a number, a float in (0, 1] a share (rounded up, at least one), a list
-            of ints one number for each client.
+        k: number of entries of an update: an int is the number, a float in (0, 1] a share (rounded up, at least one), a
+            list of ints one number for each client.
         error_feedback: keep what was not sent; without it, scale what is sent.
     """
 
     slot = "random-k/error"
 
     def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True) -> None:
-        self.k, self.error_feedback = check_entries(k), error_feedback
+        self.k = check_entries(k)
+        self.error_feedback = error_feedback
 
     @override
     def check(self, layout: ParameterLayout) -> None:

@@ -1,4 +1,4 @@
-"""How many coordinates FL-SSGD should send: the minimisers of its bound on the uplink time.
+"""The numbers of coordinates that minimise the bound on FL-SSGD's uplink time.
 
 "Communication-efficient Subspace Methods for High-dimensional Federated Learning", section III.
 """
@@ -13,32 +13,34 @@ def best_coordinates_time_sharing(
     """The l_i that minimise the bound (4) on FL-SSGD's uplink time, ``0 < l_i <= d``, real numbers.
 
     Without the upper limit ``l_i = theta w_i sqrt(r_i)``, ``theta = d L n G^2 / (2 F0) sum_j w_j / sqrt(r_j)``. With
-    it, the clients with the largest ``w_i sqrt(r_i)`` sit at d; every number of them is tried.
+    the limit, the clients with the largest ``w_i sqrt(r_i)`` have l_i = d; every possible number of them is tried.
 
     Args:
-        gap: F0 = f(x_0) - f*.
-        smoothness: L.
-        gradient_bound: G.
-        weights: w_i.
-        rates: r_i.
-        dim: d.
+        gap: how far the objective can fall, F0 = f(x_0) - f*.
+        smoothness: Lipschitz constant of the gradient (L).
+        gradient_bound: bound on the norm of stochastic gradients (G).
+        weights: the clients' weights in the objective (w_i), with sum 1.
+        rates: the clients' uplink rates in bits per second (r_i).
+        dim: number of parameters (d).
     """
     factor = _variance_factor(smoothness, gradient_bound, len(weights), dim)
     order = sorted(range(len(weights)), key=lambda i: weights[i] * math.sqrt(rates[i]), reverse=True)
     candidates = []
-    for clipped in range(len(weights) + 1):
-        fixed, free = order[:clipped], order[clipped:]
+    for num_fixed in range(len(weights) + 1):
+        fixed, free = order[:num_fixed], order[num_fixed:]
+        # The bound is (seconds of a round) * (number of rounds); of both factors, the terms of the fixed clients.
         spent = sum(dim / rates[i] for i in fixed)
         remaining = gap + factor * sum(weights[i] ** 2 for i in fixed) / dim
         total = sum(weights[i] / math.sqrt(rates[i]) for i in free)
-        # Stationary theta of (spent + theta total) (remaining + factor total / theta)^2.
+        # The bound as a function of theta is (spent + theta total) (remaining + factor total / theta)^2; its derivative
+        # is zero where remaining theta^2 - factor total theta - 2 factor spent = 0.
         theta = factor * total / (2 * remaining)
         theta += math.sqrt(theta**2 + 2 * factor * spent / remaining) if free else 0.0
         chosen = dict.fromkeys(fixed, float(dim))
         chosen.update({i: min(theta * weights[i] * math.sqrt(rates[i]), float(dim)) for i in free})
         candidates.append([chosen[i] for i in range(len(weights))])
     return min(
-        candidates, key=lambda found: bound_time_sharing(found, gap, smoothness, gradient_bound, weights, rates, dim)
+        candidates, key=lambda sizes: bound_time_sharing(sizes, gap, smoothness, gradient_bound, weights, rates, dim)
     )
 
 
@@ -47,8 +49,9 @@ def best_coordinates_channel_sharing(
 ) -> list[int]:
     """The whole l_i that minimise the bound (5) on FL-SSGD's uplink time under a shared capacity, ``1 <= l_i <= d``.
 
-    For each total the best whole numbers follow one coordinate at a time, always where ``w_i^2 / l_i`` falls most; the
-    best total lies near that of the minimiser over real numbers, from half of which the search starts.
+    For a given sum of the l_i, the best whole numbers are found greedily: one coordinate more at a time, for the client
+    whose ``w_i^2 / l_i`` falls most. The best sum is searched around that of the minimiser over real numbers, from half
+    to twice its size. The arguments are those of ``best_coordinates_time_sharing``.
     """
     real = best_coordinates_time_sharing(gap, smoothness, gradient_bound, weights, [1.0] * len(weights), dim)
     current = [max(1, int(value / 2)) for value in real]
@@ -72,7 +75,7 @@ def bound_time_sharing(
     rates: Sequence[float],
     dim: int,
 ) -> float:
-    """Equation (4), times eps^2 / B."""
+    """The bound on the uplink time under time sharing for l_i = ``sizes``: equation (4), times eps^2 / B."""
     seconds = sum(value / rate for value, rate in zip(sizes, rates, strict=True))
     return seconds * _rounds(sizes, gap, smoothness, gradient_bound, weights, dim)
 
@@ -85,7 +88,7 @@ def bound_channel_sharing(
     weights: Sequence[float],
     dim: int,
 ) -> float:
-    """Equation (5), times eps^2 C / B."""
+    """The bound on the uplink time under channel sharing for l_i = ``sizes``: equation (5), times eps^2 C / B."""
     return sum(sizes) * _rounds(sizes, gap, smoothness, gradient_bound, weights, dim)
 
 

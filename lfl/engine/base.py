@@ -29,7 +29,7 @@ from lfl.engine.logs import StepLogs
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
 
-_FRACTIONS = 8  # a padded batch has the cohort's clients, or so many eighths of them
+_FRACTIONS = 8  # the clients of a padded batch are a multiple of an eighth of the cohort: few shapes to record
 
 
 class LocalEngine(ABC):
@@ -38,15 +38,16 @@ class LocalEngine(ABC):
     Args:
         model: the one model of all clients.
         data: the clients' data.
-        work: local work of a round.
-        callbacks: the stack.
-        seed: of all draws.
+        work: the local work of a client in a round.
+        callbacks: the stack of callbacks, in order.
+        seed: seed of all draws.
         cohort_size: the largest number of clients of a cohort (C).
 
     Attributes:
-        step_functions: how a step is computed, one function per phase of the local work.
-        may_descend: whether the shapes of batches are few, so that recorded steps may include the step of plain SGD.
-        padded_width: examples that a batch is padded to, 0 for none.
+        step_functions: functions that compute a step, one per phase of the local work.
+        may_descend: whether recorded steps may include the step of plain SGD; set to False where batches have many
+            shapes.
+        padded_width: number of examples to which a batch is padded, 0 for no padding.
         compiles: whether steps are recorded and compiled.
     """
 
@@ -66,9 +67,10 @@ class LocalEngine(ABC):
         self.work = work
         self.seed = seed
         self.cohort_size = cohort_size
-        # Recordings are kept by phase: which parameters are frozen is part of what is recorded.
+        # One function per phase, as recordings differ: a recorded step holds which parameters are frozen. Passes over
+        # all examples (`full_gradient`) freeze nothing and have a recording of their own.
         self.step_functions: list[StepFunction] = [self.compute_step for _ in work.phases]
-        self._whole_step: StepFunction = self.compute_step  # in passes over all examples, where nothing is frozen
+        self._whole_step: StepFunction = self.compute_step
         self.may_descend = True
         self.padded_width = 0
         self.compiles = False
@@ -76,20 +78,20 @@ class LocalEngine(ABC):
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
         self._is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
-        self._checked: set[int] = set()  # places in the stack of callbacks whose gradient functions take a step
-        self._buffer: Tensor | None = None  # the rows of the last cohort, to be used again
-        self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with what they were built from
+        self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
+        self._buffer: Tensor | None = None  # memory of the last cohort's rows, to be used again
+        self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with the settings they were built from
         self._trained = [model.names_of(phase.parameters) for phase in work.phases]
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self._trained]
         self._feed = BatchFeed(model, data, work, seed)
         self._frozen = FrozenModel(model, data.batch_size, self.global_features)
 
-    # -- what an engine is ----------------------------------------------------------------------------------------
+    # -- what engines implement -----------------------------------------------------------------------------------
 
     @abstractmethod
     def compute_step(self, params: Tensor, input: StepInput) -> StepResult:
-        """Gradients, losses and logged values of G clients with parameters [G, D]."""
+        """Compute the gradients, losses and logged values of G clients with parameters [G, D]."""
 
     @abstractmethod
     def pure_step(self, params: Tensor, input: StepInput) -> StepResult:
@@ -97,7 +99,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        """The pass of the model at x, where some loss term reads of it."""
+        """Compute the features of the server's model x (``anchor``) that loss terms read; only if some do."""
 
     @abstractmethod
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
@@ -105,52 +107,63 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def deal(self, work: Tensor, num_processes: int) -> Tensor:
-        """The process that trains each client [M], from the clients' expected work [M]; the same on all processes."""
+        """Divide clients among processes: from their expected work [M] to ranks [M], the same on all processes."""
 
     @abstractmethod
     def place(self, cohort: Cohort) -> None:
-        """Put a cohort's parameters, buffers and random state into the model, where it computes with its own."""
+        """Load a cohort's parameters, buffers and random state into the module, if steps compute with its own."""
 
     @abstractmethod
     def collect(self, cohort: Cohort) -> None:
-        """Take the buffers that training left in the model."""
+        """Read back into the cohort the buffers that training changed in the module."""
 
     # -- setting up -----------------------------------------------------------------------------------------------
 
     def alike(self, work: LocalWork, callbacks: list[FederatedCallback], seed: int) -> Self:
-        """An engine of the same kind, with the same cohorts, for other work on the same model and data."""
+        """Return an engine of the same kind and cohort size, for other work on the same model and data."""
         engine = type(self)(self.model, self.data, work, callbacks, seed, self.cohort_size)
-        engine.may_descend, engine.padded_width = self.may_descend, self.padded_width
+        engine.may_descend = self.may_descend
+        engine.padded_width = self.padded_width
         if isinstance(self._whole_step, TracedStep):
             engine.trace_steps(self.compiles)
         return engine
 
     def trace_steps(self, compile: bool = False) -> None:
-        """Record the step once for each shape of batch, and replay it from then on, compiled or as it is."""
+        """Record the step once for each shape of batch, and replay the recording from then on.
+
+        Args:
+            compile: make kernels of the recording with ``torch.compile``.
+        """
         kind = CompiledStep if compile else TracedStep
         self.step_functions = [kind(self.pure_step) for _ in self.work.phases]
         self._whole_step = kind(self.pure_step)
         self.compiles = compile
 
     def try_step(self, params: Tensor, input: StepInput) -> None:
-        """Take a step of G clients as it will be taken, on the side: for timing."""
+        """Compute a step of G clients in the form in which training will compute it, without effect: for timing."""
         if self.padded_width:
             size = next(leaf.shape[1] for leaf in tree_leaves(input.batch) if isinstance(leaf, Tensor))
             input = input._replace(weights=params.new_full((len(params), size), 1 / size))
         function = self.step_functions[0]
         if isinstance(function, TracedStep) and self._may_record_descents:
             function.descend(0.0, params, input)
-        else:
+        else:  # the update belongs to the cost of a step, too; with a rate of zero it changes nothing
             params -= 0.0 * function(params, input).gradients
 
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        """What the loss terms read of the model at x [D], for G clients' batches: outputs ``[G, b, ...]`` by name."""
+        """Outputs ``[G, b, ...]`` of x's submodules on the batches of G clients, by name; empty if no loss reads any.
+
+        Args:
+            batch: a nest of tensors ``[G, b, ...]``.
+            keys: one key per client [G].
+            anchor: x [D].
+        """
         return self._global_features(batch, keys, anchor) if self.model.global_feature_names else {}
 
     # -- cohorts --------------------------------------------------------------------------------------------------
 
     def cohorts(self, round: Round, buffers: Tensor, counters: list[Tensor]) -> Iterator[Cohort]:
-        """Deal ``round.local_clients`` into cohorts, not yet trained.
+        """Divide ``round.local_clients`` into cohorts, not yet trained.
 
         Args:
             round: the round.
@@ -162,25 +175,27 @@ class LocalEngine(ABC):
         num_steps = self.work.num_steps(sizes, self.data.batch_size)
         waiting = self.order(clients, num_steps, sizes)
         while len(waiting):
-            chosen = waiting[: self.cohort_size]
-            count, before = len(chosen), self.cohort_size
+            size_before = self.cohort_size
+            chosen = waiting[:size_before]
+            count = len(chosen)
             cohort = Cohort(
                 round=round,
                 ids=clients[chosen],
                 num_examples=sizes[chosen],
                 num_steps=num_steps[chosen],
                 values=self._starting_point(round, count),
-                buffers=buffers.expand(count, -1).clone(),
+                buffers=buffers.expand(count, -1).clone(),  # clients change their rows: they must not share memory
                 counters=[counter.expand(count, *counter.shape) for counter in counters],
             )
             cohort.model = self.model
             yield cohort
-            # If the device has refused this cohort, its clients come again, fewer at a time.
-            if self.cohort_size == before:
+            # The caller has trained the cohort by now. If it did not fit the device's memory, `train` has halved
+            # `cohort_size`: the same clients come again, fewer at a time.
+            if self.cohort_size == size_before:
                 waiting = waiting[count:]
 
     def _starting_point(self, round: Round, count: int) -> Tensor:
-        """Rows to train, [C, D] at x or coordinates [C, R] at zero; the next cohort uses the same memory."""
+        """Rows to train: parameters [C, D] at x, or coordinates [C, R] at zero. The next cohort uses their memory."""
         width = round.server.numel() if round.basis is None else round.basis.rank
         if self._buffer is None or self._buffer.shape[0] < count or self._buffer.shape[1] != width:
             self._buffer = round.server.new_empty(count, width)
@@ -188,11 +203,11 @@ class LocalEngine(ABC):
         return values.copy_(round.server) if round.basis is None else values.zero_()
 
     def train(self, cohort: Cohort, rates: LearningRates) -> bool:
-        """Do the local work of a cohort: ``values`` and ``buffers`` become the trained ones.
+        """Do the local work of a cohort: its ``values`` and ``buffers`` become the trained ones.
 
         Returns:
-            False where the device's memory was too small. Then nothing of the cohort has been kept, ``cohort_size`` is
-            halved from here on, and ``cohorts`` deals the same clients again.
+            False if the device's memory was too small. Then nothing of the cohort has been kept, ``cohort_size`` is
+            halved for the rest of the run, and ``cohorts`` yields the same clients again.
 
         Raises:
             torch.OutOfMemoryError: the memory is too small for one client.
@@ -203,7 +218,7 @@ class LocalEngine(ABC):
         except torch.OutOfMemoryError:
             if len(cohort) == 1:
                 raise
-        # Outside of `except`: the traceback holds the tensors of the step, and is gone by now.
+        # Outside of `except`: the exception's traceback keeps the tensors of the step alive, and is gone by now.
         self.cohort_size = len(cohort) // 2
         self._buffer = None
         self._optimizers = {}
@@ -218,9 +233,10 @@ class LocalEngine(ABC):
             callback.on_cohort_start(cohort)
         cohort.phases = [self._prepare(cohort, index, rates) for index in range(len(self.work.phases))]
         cohort.optimizer = cohort.phases[0].optimizer
-        # Weakly: a cohort that refers to itself would keep its rows until the garbage collector comes by.
-        this = weakref.proxy(cohort)
-        cohort.full_gradient = lambda params: self._full_gradient(this, params)
+        # A weak reference: a cohort that holds a reference to itself, and with it [C, D] numbers, is not freed before
+        # the garbage collector looks for cycles.
+        weak_cohort = weakref.proxy(cohort)
+        cohort.full_gradient = lambda params: self._full_gradient(weak_cohort, params)
         gradient = self._compose(cohort)
         with self.model.recording():
             for phase in cohort.phases:
@@ -231,46 +247,49 @@ class LocalEngine(ABC):
         self.collect(cohort)
 
     def _prepare(self, cohort: Cohort, index: int, rates: LearningRates) -> CohortPhase:
-        """A phase of a cohort's work, with a fresh optimizer."""
+        """Return phase ``index`` of the local work for a cohort, with an optimizer that has no state yet."""
         in_coordinates = cohort.round.basis is not None
-        work, names = self.work.phases[index], self._trained[index]
-        settings = (rates.of_phase(work.lr), in_coordinates)
-        known, optimizer = self._optimizers.get(index, (None, None))
-        # An optimizer without a state is as good as a fresh one; building one takes as long as some small steps.
-        if optimizer is None or settings != known or not optimizer.restart(cohort.values):
+        phase = self.work.phases[index]
+        settings = (rates.of_phase(phase.lr), in_coordinates)
+        built_from, optimizer = self._optimizers.get(index, (None, None))
+        # An optimizer without a state is as good as a new one, and building one takes as long as some small steps.
+        if optimizer is None or settings != built_from or not optimizer.restart(cohort.values):
+            names = self._trained[index]
             optimizer = LocalOptimizer(self.model.module, self.model.layout, cohort.values, *settings, trained=names)
             self._optimizers[index] = (settings, optimizer)
-        num_steps = work.num_steps(cohort.num_examples, self.data.batch_size)
+        num_steps = phase.num_steps(cohort.num_examples, self.data.batch_size)
         return CohortPhase(index, optimizer, num_steps, self._masks[index])
 
     def _compose(self, cohort: Cohort) -> Gradient:
-        """The local gradient: that of the loss, wrapped by the callbacks in the order of the stack.
+        """Return the local gradient: that of the loss, wrapped by the callbacks in the order of the stack.
 
-        Where a callback owns coordinates, those before it see parameters [A, D], and it and those behind it
-        coordinates [A, R]: the change from one to the other is one more wrapper, just before the owner's own.
+        If one callback owns the coordinates, those before it see parameters [A, D]; the owner and those behind it see
+        coordinates [A, R]. The conversion is one more wrapper, just before the owner's own.
         """
         gradient = loss_gradient(cohort, self.step_functions)
         cohort.origin = cohort.round.server
-        for place, callback in enumerate(self._callbacks):
+        for position, callback in enumerate(self._callbacks):
             if cohort.round.basis is not None and overrides(callback, "coordinates"):
+                # Coordinates start at zero; callbacks from here on must not measure their distance from x.
                 cohort.origin = cohort.values.new_zeros(cohort.values.shape[1])
                 gradient = in_coordinates(cohort, gradient)
             if overrides(callback, "wrap_gradient"):
                 wrapped = callback.wrap_gradient(cohort, gradient)
-                if place not in self._checked and wrapped is not gradient:
+                if position not in self._checked and wrapped is not gradient:
                     check_gradient(callback, wrapped)
-                    self._checked.add(place)
+                    self._checked.add(position)
                 gradient = wrapped
         return gradient
 
     # -- local steps ----------------------------------------------------------------------------------------------
 
     def _train_phase(self, cohort: Cohort, phase: CohortPhase, gradient: Gradient, logs: StepLogs) -> None:
-        """Take the steps of one phase; parameters it does not train are left alone."""
+        """Take the steps of one phase; parameters that the phase does not train stay as they are."""
         descends = self._descends(cohort, phase)
         with self.model.training_only(self._trained[phase.index]):
             for step in self._local_steps(cohort, phase, logs):
-                cohort.step, cohort.active = step.number, step.active
+                cohort.step = step.number
+                cohort.active = step.active
                 if descends:
                     self._descend(cohort, phase, step)
                 else:
@@ -279,29 +298,34 @@ class LocalEngine(ABC):
                     callback.on_step_end(cohort)
 
     def _local_steps(self, cohort: Cohort, phase: CohortPhase, logs: StepLogs) -> Iterator[LocalStep]:
-        """The steps of one phase, with their batches."""
+        """Yield the steps of one phase, with their batches."""
         server = cohort.round.server
         is_random = bool(self.model.random_operations)
-        # Where nothing is drawn nobody reads the keys: the ids stand in for them.
+        # If the model draws nothing, keys are not read and need not be computed; any [C] integers will do.
         keys = self._feed.keys("model", cohort, phase) if is_random else cohort.ids.to(cohort.values.device)
         batches = self._feed.of_phase(cohort, phase, self._padding(cohort, phase))
         with_features = self._frozen.reading_ahead(cohort, batches)
+        # Clients whose batches have different sizes at a step are in different batches: group them by step.
         for number, plans in itertools.groupby(with_features, key=lambda item: item[0].step):
             step_keys = fold(keys, number) if is_random else keys
-            parts = []
+            step_batches = []
             for plan, batch, features in plans:
-                own_keys = step_keys[plan.rows]
-                if features is None:  # read once a step, however often its gradient is asked for
-                    features = self.global_features(batch, own_keys, server)
-                parts.append(StepBatch(plan, batch, own_keys, features))
-            yield LocalStep(number, phase.index, parts[0].plan.active, server, parts, cohort.loss_rows, logs.add)
+                batch_keys = step_keys[plan.rows]
+                if features is None:  # once a step, however many gradients callbacks ask for
+                    features = self.global_features(batch, batch_keys, server)
+                step_batches.append(StepBatch(plan, batch, batch_keys, features))
+            active = step_batches[0].plan.active
+            yield LocalStep(number, phase.index, active, server, step_batches, cohort.loss_rows, logs.add)
 
     def _take_step(self, cohort: Cohort, phase: CohortPhase, gradient: Gradient, step: LocalStep) -> None:
+        """Take one step: gradient, corrections, clipping, optimizer, in this order."""
         phase.optimizer.narrow(step.active)
         gradients = gradient(cohort.values[: step.active], step)
-        if phase.trained is not None:  # what corrections add to frozen ones must not count in a norm
+        if phase.trained is not None:
+            # Corrections do not know which parameters are frozen; what they add there must not count in clipped norms.
             gradients.mul_(phase.trained)
-        if phase.optimizer.steps_module:  # another pass of this step may have bound other parameters
+        if phase.optimizer.steps_module:
+            # The optimizer steps the module's own parameters. A callback's further pass may have bound others to it.
             self.model.bind(cohort.values[0])
         phase.optimizer.step(self.work.clip(gradients))
 
@@ -310,7 +334,7 @@ class LocalEngine(ABC):
         return self.may_descend and not self._is_wrapped
 
     def _descends(self, cohort: Cohort, phase: CohortPhase) -> bool:
-        """Whether a recorded step can do all: nothing comes between the gradient and ``values -= rate * gradient``."""
+        """Whether a recording can take the whole step: nothing else happens but ``values -= rate * gradient``."""
         return (
             self._may_record_descents
             and isinstance(self.step_functions[phase.index], TracedStep)
@@ -325,38 +349,41 @@ class LocalEngine(ABC):
         function = self.step_functions[phase.index]
         assert isinstance(function, TracedStep)
         rate = phase.optimizer.take_plain_step()
-        for part in step.batches:
-            plan = part.plan
+        for step_batch in step.batches:
+            plan = step_batch.plan
             rows = cohort.values[plan.rows]
             try:
-                losses, logs = function.descend(rate, rows, step.input_of(part))
+                losses, logs = function.descend(rate, rows, step.input_of(step_batch))
             except Exception as error:
                 note_clients(error, cohort, plan)
                 raise
-            if not isinstance(plan.rows, slice):  # then the rows are a copy, and no view
+            if not isinstance(plan.rows, slice):  # indexing by a tensor made a copy; a slice is a view
                 cohort.values[plan.rows] = rows
             if step.log is not None:
                 step.log(plan, losses, logs)
 
     def _padding(self, cohort: Cohort, phase: CohortPhase) -> Padding | None:
-        """How batches are padded."""
+        """How the batches of a phase are padded; None for not at all."""
         if not self.padded_width:
             return None
-        # Rows of clients that are done keep the shapes few. A gradient of theirs is zero, but an optimizer would move
-        # them all the same (momentum, weight decay): only the recorded step of plain SGD is given such rows.
+        # Batches may include clients that have finished, with weight zero, so that shapes stay few. Their gradients are
+        # zero, but momentum and weight decay would still move them: only the recorded step of plain SGD gets such rows.
         rows = -(-len(cohort) // _FRACTIONS) if self._descends(cohort, phase) else 1
         return Padding(self.padded_width, rows, cohort.values.dtype)
 
     def _full_gradient(self, cohort: Cohort, params: Tensor) -> Tensor:
-        """Gradients [A, D] of the mean loss over the whole training sets of the first A clients."""
-        count, server = len(params), cohort.round.server
+        """Gradients [A, D] of the mean losses of the first A clients over their whole training sets."""
+        count = len(params)
+        server = cohort.round.server
         total = torch.zeros_like(params)
         keys = client_keys(cohort.ids[:count].to(params.device), self.seed, "full gradient", cohort.round.number)
         with self.model.recording(), self.model.training_only(None):
             for plan, batch in self._feed.of_all_examples(cohort, count, keys):
-                own_keys = fold(keys[plan.rows], plan.step)
-                part = StepBatch(plan, batch, own_keys, self.global_features(batch, own_keys, server))
-                step = LocalStep(plan.step, 0, count, server, [part], cohort.loss_rows)
-                result = self._whole_step(params[plan.rows], step.input_of(part))
+                batch_keys = fold(keys[plan.rows], plan.step)
+                step_batch = StepBatch(plan, batch, batch_keys, self.global_features(batch, batch_keys, server))
+                # Without `log`: this pass is not training, and its losses must not be logged as such.
+                step = LocalStep(plan.step, 0, count, server, [step_batch], cohort.loss_rows)
+                result = self._whole_step(params[plan.rows], step.input_of(step_batch))
+                # The mean of a batch, times its size: the last batch of a client may be smaller.
                 total[plan.rows] += result.gradients * plan.indices.shape[1]
         return total / cohort.num_examples[:count].to(params)[:, None]

@@ -1,4 +1,4 @@
-"""One client at a time, with the module's own parameters."""
+"""The sequential engine: one client at a time, with the module's own parameters."""
 
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from lfl.round import Cohort
 
 
 class SequentialEngine(LocalEngine):
-    """Cohorts of one client; runs every module, with changing buffers and global random numbers too."""
+    """Cohorts of one client. Runs every module, also with buffers that change and with global random numbers."""
 
     name: Literal["sequential", "vectorized"] = "sequential"
 
@@ -30,6 +30,7 @@ class SequentialEngine(LocalEngine):
     @override
     def compute_step(self, params: Tensor, input: StepInput) -> StepResult:
         model = self.model
+        # Bind each time: passes at other points (SAM, the server's model) leave other parameters in the module.
         model.bind(params[0])
         batch, extras = _first(input.batch), _first(input.extras)
         loss, logs = model.loss(None, batch, input.number, input.keys[0], input.anchor, extras)
@@ -37,6 +38,7 @@ class SequentialEngine(LocalEngine):
 
     @override
     def pure_step(self, params: Tensor, input: StepInput) -> StepResult:
+        # Functional: parameters come as an argument and not from the module, so that a recording may take others.
         flat = params.detach().reshape(-1).requires_grad_()
         batch, extras = _first(input.batch), _first(input.extras)
         loss, logs = self.model.loss(flat, batch, input.number, input.keys[0], input.anchor, extras)
@@ -52,19 +54,22 @@ class SequentialEngine(LocalEngine):
 
     @override
     def place(self, cohort: Cohort) -> None:
-        # In coordinates every step makes new parameters: bind a copy, so that the module has values until then.
+        # Without coordinates the module gets views of the row itself, and sees its steps. In coordinates every step
+        # computes new parameters and binds them; until then the module holds those at the start.
         self.model.bind(cohort.values[0] if cohort.round.basis is None else cohort.params[0])
         self.model.load_buffers(cohort.buffers[0], [rows[0] for rows in cohort.counters])
         if self.model.uses_global_generator:
-            # Operations that no key can reach draw from torch's global stream: give each client its own.
+            # Some operations take no key and draw from torch's global generator: seed it for each client, so that the
+            # draws do not depend on who was trained before.
             torch.manual_seed(derive_seed(self.seed, "global", cohort.round.number, int(cohort.ids[0])))
 
     @override
     def collect(self, cohort: Cohort) -> None:
+        # `clone`, as the module's counters are overwritten by the next client.
         cohort.buffers = self.model.flat_buffers().unsqueeze(0)
         cohort.counters = [counter.clone().unsqueeze(0) for counter in self.model.counters]
 
 
 def _first(nest: Any) -> Any:
-    """The part of the only client in a nest of tensors ``[1, ...]``."""
+    """The only client's tensors, from a nest of tensors ``[1, ...]``."""
     return tree_map(lambda x: x[0], nest)

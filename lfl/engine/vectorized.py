@@ -1,4 +1,4 @@
-"""C clients in one batched computation, by torch.func.vmap."""
+"""The vectorized engine: C clients in one batched computation, by torch.func.vmap."""
 
 from typing import Any, Literal
 
@@ -16,7 +16,8 @@ from lfl.processes.deal import deal_together
 from lfl.randomness import uniform
 from lfl.round import Cohort
 
-_SHARED = 3.0  # a step of a small network on a CPU costs as much as three clients add to it
+# Fixed cost of a step of a small network on a CPU, in units of what one more client adds to it.
+_SHARED = 3.0
 
 
 class VectorizedEngine(LocalEngine):
@@ -42,7 +43,7 @@ class VectorizedEngine(LocalEngine):
     def pure_step(self, params: Tensor, input: StepInput) -> StepResult:
         params = params.detach().requires_grad_()
         losses, logs = batched_loss(self.model, params, input)
-        # Rows do not see each other: the gradient of the sum holds the gradient of each loss in its row.
+        # A client's loss depends on its own row only: the gradient of the sum has the gradient of each loss in its row.
         (gradients,) = torch.autograd.grad(losses.sum(), params)
         return StepResult(gradients, losses.detach(), logs)
 
@@ -64,9 +65,9 @@ class VectorizedEngine(LocalEngine):
 
 
 def batched_loss(model: ClientModel, params: Tensor, input: StepInput) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses and logged values [G] of G clients with parameters [G, D]: the loss of one, under vmap.
+    """Losses and logged values [G] of G clients with parameters [G, D]: the loss of one client, under vmap.
 
-    Where batches are padded, the loss is the weighted sum of the losses of single examples.
+    If batches are padded (``input.weights``), a client's loss is the weighted sum of its losses on single examples.
     """
 
     def loss(params: Tensor, batch: Any, key: Tensor, extras: Extras) -> tuple[Tensor, dict[str, Tensor]]:
@@ -78,6 +79,7 @@ def batched_loss(model: ClientModel, params: Tensor, input: StepInput) -> tuple[
         def of_example(example: Any) -> tuple[Tensor, dict[str, Tensor]]:
             return loss(params, tree_map(lambda x: x[None], example), key, extras)
 
+        # A second vmap, over examples. Padding repeats a real example, so that its weight zero is never times nan.
         losses, logs = vmap(of_example, randomness="error")(batch)
         return (weights * losses).sum(), {name: (weights * values).sum() for name, values in logs.items()}
 
@@ -89,7 +91,9 @@ def batched_loss(model: ClientModel, params: Tensor, input: StepInput) -> tuple[
 
 
 def is_mean_over_examples(model: ClientModel, batch: Any, keys: Tensor) -> bool:
-    """Whether the loss and all that is logged are means over examples that do not see each other; finds it by trying.
+    """Find out by trying whether the loss and all logged values are means over examples that do not see each other.
+
+    Compares losses and gradients of whole batches with weighted sums over single examples.
 
     Args:
         model: a probed model that can be vectorized.
@@ -100,7 +104,8 @@ def is_mean_over_examples(model: ClientModel, batch: Any, keys: Tensor) -> bool:
         return False
     start = model.flat_parameters()
     noise = uniform(keys, start.numel(), start.dtype) - 0.5
-    params = (start + 0.1 * start.abs().mean() * noise).requires_grad_()  # loss terms may be zero at the start
+    # Not at the start itself, where terms such as a distance from x are zero and would agree in any case.
+    params = (start + 0.1 * start.abs().mean() * noise).requires_grad_()
     count = next(len(leaf[0]) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
     whole = StepInput(batch, keys, start)
     results = []
@@ -112,12 +117,15 @@ def is_mean_over_examples(model: ClientModel, batch: Any, keys: Tensor) -> bool:
 
 
 def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | None:
-    """Find out by trying why ``model`` cannot be vectorized; None if it can.
+    """Find out by trying why ``model`` cannot be vectorized.
 
     Args:
         model: a probed model.
         batch: two clients' batches ``[2, b, ...]``.
         keys: their keys [2].
+
+    Returns:
+        The reason, for a sentence about the module; None if it can be vectorized.
     """
     if model.changed_buffers:
         return f"its training step changes the buffer {model.changed_buffers[0]!r} in place"
@@ -127,6 +135,7 @@ def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | No
         return f"its training step logs the Metric object {model.logged_metrics[0]!r}, which keeps a state of its own"
     optimizer, _ = build_optimizer(model.module)
     if type(optimizer) not in ELEMENTWISE:
+        # Its state, of all rows together, would let clients see each other.
         return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
     params = model.flat_parameters().repeat(2, 1).requires_grad_()
     try:
