@@ -1,4 +1,4 @@
-"""The processes of a run, as one of them sees the others."""
+"""The processes of a run: how many there are, which one this is, and how they exchange values."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Processes:
-    """The processes that Fabric started, each on a device of its own; one process is the ordinary case.
+    """The processes that Fabric started, one per device. A run in a single process is the usual case.
 
     Args:
-        fabric: its processes need not be started yet.
+        fabric: Fabric; its processes need not be started yet.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -28,12 +28,12 @@ class Processes:
 
     @property
     def rank(self) -> int:
-        """Number of this process, from 0."""
+        """Rank of this process, from 0."""
         return self._fabric.global_rank
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and talks to people."""
+        """Whether this is the process that writes files and prints messages (rank 0)."""
         return self._fabric.global_rank == 0
 
     @property
@@ -42,19 +42,20 @@ class Processes:
         return self._fabric.device
 
     def at_home(self, ids: Tensor) -> Tensor:
-        """Mask [C] of the clients ``ids`` [C] whose rows this process keeps."""
+        """Mask [C] of those clients ``ids`` [C] whose rows this process keeps."""
+        # The same in every round: a client's rows are never sent to another process.
         return ids % self.count == self.rank
 
     def gather(self, value: T) -> list[T]:
-        """Values of all processes, in order of rank; every process must call it."""
+        """Collect one value from each process, in order of rank; every process must call it."""
         if self.count == 1:
             return [value]
-        found: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(values, value)
+        return values
 
     def ask_first(self, question: Callable[[], T]) -> T:
-        """The first process's answer, on all processes; every process must call it."""
+        """Call ``question`` on the first process and return its answer on all; every process must call it."""
         return self._fabric.broadcast(question() if self.is_first else None)  # type: ignore[return-value]
 
     def barrier(self) -> None:
@@ -63,7 +64,7 @@ class Processes:
 
 
 def process_name() -> str:
-    """``process 1``, or nothing where there is one process."""
+    """The name of this process for messages, such as ``process 1``; empty if there is only one process."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return ""
     return f"process {torch.distributed.get_rank()}" if torch.distributed.get_world_size() > 1 else ""

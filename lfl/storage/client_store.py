@@ -1,6 +1,6 @@
 """What clients keep between rounds: named slots with one row per client, in memory or in a file.
 
-N clients never cost N rows: a row comes into being when it is first written.
+A row is made when it is first written, so clients that never take part cost no memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,25 +19,24 @@ Kind = Literal["device", "host", "memmap"]
 
 
 class ClientStore:
-    """Rows of numbers that belong to clients (control variates, personal weights, error feedback ...).
+    """Rows of numbers that belong to clients: control variates, personal weights, error feedback and so on.
 
-    All kinds give the same bits. "device" keeps the rows in the accelerator's memory, "host" in the CPU's (pinned
-    where the device is a CUDA one), "memmap" in one file a slot. Those files are read and written by position
-    (``pread``, ``pwrite``), not mapped: their pages then do not count as this process's memory, which stays the same
-    however many rows there are, and a full disk is an ``OSError`` instead of the end of the process by SIGBUS.
+    All kinds of stores give exactly the same numbers. "device" keeps the rows in the accelerator's memory, "host" in
+    the CPU's memory (pinned if the device is a CUDA GPU), and "memmap" in one file per slot. The files are read and
+    written by position (``pread``, ``pwrite``) and not mapped, so the memory of this process stays the same however
+    many rows there are, and a full disk raises ``OSError`` instead of ending the process by SIGBUS.
 
-    Checkpoints: ``snapshot`` gives a state to save, ``release`` says that it is no longer needed, ``restore`` fills a
-    new store from it, of any kind. A memmap snapshot refers to rows in this store's files, so release it only after
-    the checkpoint that holds it was deleted or replaced; then a process killed at any instant leaves a checkpoint that
-    can be read in full.
+    For checkpoints, ``snapshot`` returns a state to save, ``release`` says that it is no longer needed, and ``restore``
+    fills a new store, of any kind, from it. A memmap snapshot refers to rows in this store's files, so release it only
+    after the checkpoint that holds it was deleted or replaced. Then a process that is killed at any moment leaves a
+    checkpoint that can be read completely.
 
     Args:
-        num_clients: ids are 0 to ``num_clients - 1``.
-        kind: where rows live.
-        device: where ``gather`` puts them.
-        directory: folder of the row files (memmap only), made at the first write. Files that are there already are
-            left alone.
-        shard: number of this process; part of the row files' names.
+        num_clients: number of clients (N); their ids are 0 to N - 1.
+        kind: where rows are kept.
+        device: the device on which ``gather`` returns them.
+        directory: folder of the row files (memmap only), made at the first write. Existing files are not touched.
+        shard: rank of this process; part of the row files' names.
 
     Raises:
         ValueError: ``kind`` is unknown, ``num_clients`` is not positive, or memmap lacks its directory.
@@ -71,16 +70,17 @@ class ClientStore:
         self._tags: set[str] = set()
 
     def declare(self, name: str, width: int, dtype: torch.dtype, fill: float = 0.0) -> None:
-        """Adds a slot; nothing happens where the same one was declared before.
+        """Adds a slot. Declaring it again with the same arguments does nothing.
 
         Args:
-            name: the slot.
+            name: name of the slot.
             width: numbers per client.
-            dtype: their type.
-            fill: what a row that was never written holds.
+            dtype: type of the numbers.
+            fill: value of the numbers in a row that was never written.
 
         Raises:
-            ValueError: ``name`` was declared with other arguments, or ``fill`` or ``width`` cannot be.
+            ValueError: ``name`` was declared with other arguments, ``width`` is negative, or ``fill`` is not of
+                ``dtype``.
         """
         layout = RowLayout(width, dtype, float(fill))
         if width < 0:
@@ -96,23 +96,24 @@ class ClientStore:
             )
 
     def reserve(self, name: str) -> None:
-        """Says that a slot will be declared during the rounds, when its width is known."""
+        """Announces a slot that will be declared during the rounds, when its width is known."""
         self._reserved.add(name)
 
     @property
     def is_used(self) -> bool:
-        """Whether clients keep anything, now or later: then each must always be trained by the same process."""
+        """Whether clients keep rows, now or later. Then each client must always be trained by the same process."""
         return bool(self._slots or self._reserved)
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
-        """The rows of clients ``ids`` [C] (int64, on the CPU; repeats allowed), a new tensor [C, width] on the device.
+        """Reads the rows of clients ``ids`` [C] (int64, on the CPU; an id may repeat) into a new tensor [C, width].
 
         Raises:
-            ValueError: the slot is unknown, or an id is.
+            ValueError: the slot or an id is unknown.
         """
         slot = self._slot(name)
         self._check_ids(ids)
         rows = slot.index.rows_of(ids)
+        # The usual case after a few rounds: all clients have a row, and nothing needs to be filled.
         if slot.storage is not None and len(ids) and int(rows.min()) >= 0:
             return slot.storage.read(rows)
         where = (rows >= 0).nonzero().squeeze(1)
@@ -123,12 +124,12 @@ class ClientStore:
         return result
 
     @torch.no_grad()
-    @torch.inference_mode(False)  # a tensor made in inference mode could not be changed after it
+    @torch.inference_mode(False)  # a tensor made in inference mode cannot be changed outside of it
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
         """Sets the rows of clients ``ids`` [C] (int64, on the CPU, none twice) to ``rows`` [C, width], on any device.
 
         Raises:
-            ValueError: the slot or an id is unknown, an id is there twice, or ``rows`` has another shape or type.
+            ValueError: the slot or an id is unknown, an id repeats, or ``rows`` has another shape or type.
             OSError: the rows do not fit on the disk (memmap).
         """
         slot = self._slot(name)
@@ -147,11 +148,12 @@ class ClientStore:
             slot.storage = self._new_storage(name, slot.layout)
         targets, new_ids = slot.index.plan(ids)
         slot.storage.write(targets, rows.detach())
-        slot.index.add(new_ids)  # last: a failed write adds no client
+        # Last: after a failed write, such as on a full disk, clients that had no row still have none.
+        slot.index.add(new_ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows in use."""
+        """Number of bytes of all rows that were written."""
         return sum(len(slot.index) * slot.layout.row_bytes for slot in self._slots.values())
 
     @property
@@ -166,26 +168,26 @@ class ClientStore:
     @torch.no_grad()
     @torch.inference_mode(False)
     def snapshot(self, tag: str) -> dict[str, Any]:
-        """All rows as they are now, as tensors, numbers, strings and dictionaries on the CPU.
+        """The state of all rows, as tensors, numbers, strings and dictionaries on the CPU.
 
-        In memory kinds the state holds a copy of the rows; for memmap it holds eight bytes a row and the names of the
-        files, whose rows are on the disk when this returns and stay there until ``release(tag)``.
+        For "device" and "host" it holds a copy of the rows. For "memmap" it holds eight bytes per row and the names of
+        the files; the rows are on the disk when this returns, and stay there until ``release(tag)``.
 
         Raises:
-            ValueError: ``tag`` names a live snapshot.
+            ValueError: ``tag`` names a snapshot that was not released.
             OSError: the disk is full, or fails.
         """
         if tag in self._tags:
             raise ValueError(f"There is a snapshot {tag!r} of the client store already: release it first.")
-        files = self._files()
-        for file in files:  # first, so that a failure leaves no slot with a snapshot
+        # All files before the first snapshot: if a disk fails, no slot is left with a snapshot that nobody releases.
+        for file in self._files():
             file.sync()
         slots = {name: slot.snapshot(tag) for name, slot in self._slots.items()}
         self._tags.add(tag)
         return {"kind": self.kind, "num_clients": self.num_clients, "slots": slots}
 
     def release(self, tag: str) -> None:
-        """Forgets a snapshot whose checkpoint was deleted or replaced: room that it alone held is used again.
+        """Forgets a snapshot whose checkpoint was deleted or replaced, so that its room in the files is used again.
 
         Raises:
             ValueError: there is no such snapshot.
@@ -194,30 +196,32 @@ class ClientStore:
             raise ValueError(f"There is no snapshot {tag!r} of the client store; live ones: {sorted(self._tags)}.")
         self._tags.remove(tag)
         for file in self._files():
-            if tag in file.tags:  # a slot may be younger than the snapshot
+            if tag in file.tags:  # a slot that was declared after the snapshot is not part of it
                 file.release(tag)
 
     def restore(
         self, state: dict[str, Any], directory: Path | None = None, mine: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Adds the rows of a snapshot, of a store of any kind, to this one.
+        """Adds the rows of a snapshot, of a store of any kind, to this store.
 
-        Slots that this store lacks are declared. Call it once for each shard of a checkpoint to unite them. Row files
-        are only read; their rows are copied into this store.
+        Slots that this store lacks are declared. A checkpoint of several processes has one snapshot per process: call
+        this once for each of them. Row files are only read; their rows are copied into this store.
 
         Args:
             state: what ``snapshot`` returned.
-            directory: the folder that the row files of a memmap snapshot lie in, which need not be this store's own.
-            mine: which of some ids [C] to take [C] (bool); all where None.
+            directory: folder of the row files of a memmap snapshot; it need not be this store's own.
+            mine: returns a mask [C] (bool) of those clients ``ids`` [C] whose rows to take; None takes all.
 
         Raises:
-            ValueError: the snapshot has other clients or slots than this store, or rows that this store has too.
-            CheckpointError: a row file is missing, too short, or another run's.
+            ValueError: the snapshot has another number of clients, a slot with another layout, or rows that this store
+                has already.
+            CheckpointError: a row file is missing, too short, or from another run.
         """
         if state["num_clients"] != self.num_clients:
             raise ValueError(
                 f"The checkpoint has client state for {state['num_clients']} clients, but there are {self.num_clients}."
             )
+        # Two passes: slots and clients that clash are found before the first row is written.
         for name, saved in state["slots"].items():
             self.declare(name, saved["width"], getattr(torch, saved["dtype"]), saved["fill"])
             ids = saved["ids"] if mine is None else saved["ids"][mine(saved["ids"])]
@@ -230,8 +234,8 @@ class ClientStore:
                 ids = saved["ids"][start : start + len(rows)]
                 start += len(rows)
                 if mine is not None:
-                    taken = mine(ids)
-                    ids, rows = ids[taken], rows[taken]
+                    is_mine = mine(ids)
+                    ids, rows = ids[is_mine], rows[is_mine]
                 self.scatter(name, ids, rows)
 
     def close(self) -> None:
@@ -257,18 +261,20 @@ class ClientStore:
     def _files(self) -> list[RowFile]:
         return [slot.storage.file for slot in self._slots.values() if isinstance(slot.storage, FileRows)]
 
-    def _new_storage(self, name: str, layout: "RowLayout") -> "RowStorage":
+    def _new_storage(self, name: str, layout: RowLayout) -> RowStorage:
         if self.kind == "memmap":
             return FileRows(self._new_file(name, layout), layout, self.device)
         home = self.device if self.kind == "device" else torch.device("cpu")
         return MemoryRows(layout, home, self.device)
 
-    def _new_file(self, name: str, layout: "RowLayout") -> RowFile:
+    def _new_file(self, name: str, layout: RowLayout) -> RowFile:
         assert self.directory is not None
         self.directory.mkdir(parents=True, exist_ok=True)
         number = 0
-        while True:  # a run that goes on in the folder of its checkpoint must not touch that one's files
+        # The first number that is free: if a checkpoint is resumed in its own folder, its files stay as they are.
+        while True:
             try:
+                # Quoted: the name of a slot may hold a slash.
                 path = self.directory / f"{quote(name, safe='')}-shard{self.shard}-{number}.rows"
                 return RowFile(path, layout.row_bytes)
             except FileExistsError:
@@ -295,14 +301,14 @@ class _Slot:
 
 
 def _saved_rows(saved: dict[str, Any], layout: RowLayout, directory: Path | None) -> Iterator[Tensor]:
-    """The rows of a slot's snapshot in the order of its ids, in parts."""
+    """Reads the rows of a slot's snapshot in the order of its ids, in chunks [n, width]."""
     if "rows" in saved:
         yield saved["rows"]
     elif "file" in saved:
         if directory is None:
             raise ValueError(f"The client rows of this checkpoint are in {saved['file']}: give its `directory`.")
-        for part in RowFile.read_snapshot(saved, directory):
-            yield part.flatten().view(layout.dtype).view(len(part), layout.width)
+        for rows in RowFile.read_snapshot(saved, directory):
+            yield rows.flatten().view(layout.dtype).view(len(rows), layout.width)
 
 
 def _shorten(ids: Tensor) -> str:
