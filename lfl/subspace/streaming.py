@@ -40,6 +40,7 @@ class StreamingBasis(Basis):
 
     def __init__(self, max_rank: int, like: Tensor) -> None:
         self.max_rank = max_rank
+        self.singular_values: Tensor
         self._hold(like.new_zeros(0, len(like)), like.new_zeros(0))
 
     @override
