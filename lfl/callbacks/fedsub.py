@@ -20,7 +20,9 @@ from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
 
-_DUAL, _CLOCK, _LAST = "fedsub/dual", "fedsub/clock", "fedsub/last"
+_DUAL = "fedsub/dual"  # lambda_i [R]
+_CLOCK = "fedsub/clock"  # the period and the learning rate for which lambda_i was written [2]
+_LAST = "fedsub/last"  # z_i of the last participation [R], for `stale`
 
 
 class FedSub(FederatedCallback):
@@ -62,7 +64,8 @@ class FedSub(FederatedCallback):
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        layout, store = federation.layout, federation.store
+        layout = federation.layout
+        store = federation.store
         self._federation = federation
         self._store = store
         rank = self.subspace.check(layout)

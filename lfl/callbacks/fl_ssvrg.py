@@ -21,7 +21,8 @@ from lfl.randomness import client_keys
 from lfl.round import Cohort, Round
 from lfl.subspace.subsets import check_expected, random_subsets, subset_sizes
 
-_SLOT, _REFERENCE = "fl-ssvrg/projections", "fl-ssvrg/reference"
+_SLOT = "fl-ssvrg/projections"  # P_k^T G_i of an epoch's rounds, side by side, for each client
+_REFERENCE = "fl-ssvrg/reference"  # x_0 [D], in the message
 
 
 class FLSSVRG(FederatedCallback):

@@ -125,12 +125,13 @@ class FLSS(FederatedCallback):
     def on_download(self, message: Message) -> None:
         # Clients run SLDS as the server does, on its moves: differences of models that they were sent and charged for.
         message.derive(_BASIS, self.basis.rows)
-        ledger, number, clients = self._ledger, self._round.number, self._round.invited
+        ledger = self._ledger
+        number = self._round.number
         model_bits = ledger.bits_of(message.payloads["model"])
         if number > self.warmup_rounds:
-            message.charge("model", self._bits_to_follow(clients, model_bits))
+            message.charge("model", self._bits_to_follow(self._round.invited, model_bits))
         else:
-            self._iterates_held[clients] += 1
+            self._iterates_held[self._round.invited] += 1
         # From the mean coefficients alone a client can repeat the server's step only if that is plain SGD; momentum or
         # Adam have a state that clients do not know.
         is_short = self.ends_encoding(self._round) and self._server.is_plain_sgd

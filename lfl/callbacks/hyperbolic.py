@@ -22,7 +22,8 @@ from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _NAME = "HyperbolicRegularization"
-_FACTORS, _NORMS = "hyperbolic", "hyperbolic/norms"
+_FACTORS = "hyperbolic"  # factors of loss and term in `client_loss` [C, 2]
+_NORMS = "hyperbolic/norms"  # gradient norms of term and loss [C, 2]
 _DISTANCE, _CLAMPED = "hyperbolic/distance", "hyperbolic/clamped"
 _LARGEST_EXPONENT = 80.0  # in float32 exp overflows at 88.7
 

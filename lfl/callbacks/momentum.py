@@ -17,7 +17,8 @@ from lfl.comm import Message
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
-_MOVED, _WEIGHT = "momentum/moved", "momentum/weight"
+_MOVED = "momentum/moved"  # weighted sum of delta_i / (K_i eta) [D], or of K_i eta
+_WEIGHT = "momentum/weight"  # sum of the weights
 
 
 class ClientMomentum(FederatedCallback):
@@ -90,7 +91,8 @@ class ClientMomentum(FederatedCallback):
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self.alpha == 1:
             return gradient
-        rest, momentum = 1 - self.alpha, cohort.received["momentum"]
+        rest = 1 - self.alpha
+        momentum = cohort.received["momentum"]
         decay = cohort.optimizer.weight_decay() if self.decay_inside else None
 
         def mixed(params: Tensor, step: LocalStep) -> Tensor:

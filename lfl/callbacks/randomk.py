@@ -47,7 +47,8 @@ class RandomK(Compressor):
 
     @override
     def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
-        ids, width = cohort.ids.to(rows.device), rows.shape[1]
+        ids = cohort.ids.to(rows.device)
+        width = rows.shape[1]
         counts = torch.as_tensor(count_entries(self.k, ids, width), device=rows.device).expand(len(rows))
         keys = self._federation.keys(ids, "random-k", cohort.round.number)
         mask = random_subsets(keys, counts.double(), width)

@@ -23,7 +23,8 @@ from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
 
-_SLOT, _PROJECTED = "ssf/control", "ssf/projected_control"
+_SLOT = "ssf/control"  # c_i [D] of each client
+_PROJECTED = "ssf/projected_control"  # P c [R], in the message
 
 
 class SSF(FederatedCallback):

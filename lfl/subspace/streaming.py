@@ -40,8 +40,8 @@ class StreamingBasis(Basis):
 
     def __init__(self, max_rank: int, like: Tensor) -> None:
         self.max_rank = max_rank
-        self.singular_values: Tensor
-        self._hold(like.new_zeros(0, len(like)), like.new_zeros(0))
+        self.singular_values = like.new_zeros(0)
+        self._hold(like.new_zeros(0, len(like)), self.singular_values)
 
     @override
     def project(self, x: Tensor) -> Tensor:
