@@ -155,7 +155,7 @@ class Run(Federation):
     @property
     def stateful(self) -> dict[str, Stateful]:
         """All parts that change from round to round, by their names in a checkpoint, except the clients' rows."""
-        parts: dict[str, Stateful] = {
+        stateful: dict[str, Stateful] = {
             "progress": self.progress,
             "server": self.server,
             "callbacks": _Algorithms(self.callbacks),
@@ -165,7 +165,7 @@ class Run(Federation):
             "summary": self.summary,
             "loggers": _Loggers(self.loggers),
         }
-        return parts if self.checkpointing is None else {**parts, "checkpointing": self.checkpointing}
+        return stateful if self.checkpointing is None else {**stateful, "checkpointing": self.checkpointing}
 
     def state_dict(self, tag: str = "state") -> dict[str, Any]:
         """The complete state of the run, for a checkpoint; every process must call it.

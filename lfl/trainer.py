@@ -53,11 +53,11 @@ class FederatedTrainer(LightningFacade):
         participation: chooses the clients of each round.
         local_epochs: passes of a client over its data in a round; 1 if local_steps is not given.
         local_steps: optimizer steps of a client in a round, instead of local_epochs.
-        local_phases: phases of a client's work that each train some parameters and freeze the others, instead of both.
+        local_phases: phases that each train some parameters and freeze the rest; replace local_epochs and local_steps.
         local_sampling: take batches from shuffled epochs, or draw each batch with replacement.
         engine: sequential (one client at a time), vectorized (cohorts in one batched computation), or auto.
-        cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters, or a
-            GPU's memory, can hold, but at most 128.
+        cohort_size: clients trained together by the vectorized engine; none for as many as fit (in 256 MB of
+            parameters, or in a GPU's memory), at most 128.
         trace_steps: record the local step once per batch shape and replay it without Python, which is faster. The
             training step may depend on nothing but its batch and parameters. Same numbers to the bit, or to rounding
             for plain SGD. With compile, torch.compile makes kernels of the recording (on a GPU, CUDA graphs): same
