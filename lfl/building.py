@@ -1,4 +1,4 @@
-"""From settings, a module and data to a run."""
+"""Builds a run from settings, a module and data."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from lfl.settings import Settings
 from lfl.storage.client_store import ClientStore
 from lfl.storage.fingerprint import describe
 
+# Hooks of a LightningModule that lfl never calls; a module that overrides one gets a warning.
 _UNCALLED_HOOKS = (
     "on_train_batch_start",
     "on_train_batch_end",
@@ -45,20 +46,23 @@ _UNCALLED_HOOKS = (
     "on_validation_batch_start",
     "on_validation_batch_end",
 )
-
-
+# Arguments of the data module that change no number: the partition itself is compared by its fingerprint.
 _IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
 
 
 class RunBuilder:
-    """Builds a run, part by part, so that all that can be refused is refused before anything is made on the disk.
+    """Builds a run part by part, so that wrong settings are refused before anything is written to the disk.
+
+    ``fit`` goes in this order, from the cheapest refusal to the most expensive one: ``check``, ``engine`` (which first
+    builds server, learning rates and validation data, and then may try out both engines), a comparison of
+    ``description`` with that of a checkpoint, and only then the run folder and ``build``.
 
     Args:
-        settings: what the user asked for.
+        settings: the trainer's arguments.
         callbacks: the stack.
-        model: on its device.
-        data: on its device.
-        processes: started.
+        model: the model, on its device.
+        data: the data, on its device.
+        processes: the processes, which have been started.
     """
 
     def __init__(
@@ -69,16 +73,21 @@ class RunBuilder:
         data: FederatedData,
         processes: Processes,
     ) -> None:
-        self._settings, self._callbacks = settings, callbacks
-        self._model, self._data, self._processes = model, data, processes
+        self._settings = settings
+        self._callbacks = callbacks
+        self._model = model
+        self._data = data
+        self._processes = processes
         self._num_clients = int(data.num_clients)
 
     def check(self) -> None:
-        """Refuse settings and combinations that have no meaning; raises ValueError."""
-        settings, model = self._settings, self._model
+        """Raise ValueError for settings, or combinations of them, that have no meaning."""
+        settings = self._settings
+        model = self._model
         settings.participation.check(self._num_clients)
         if settings.system is not None:
             settings.system.check(self._num_clients)
+        # `names_of` is None for a phase that trains all parameters.
         has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
         check_stack(self._callbacks, model.layout, has_frozen_phases)
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, model.module)]
@@ -90,51 +99,64 @@ class RunBuilder:
 
     @cached_property
     def server(self) -> Server:
-        """The server with the model's initial parameters and buffers."""
-        model, counters = self._model, [counter.clone() for counter in self._model.counters]
+        """The server, with the model's initial parameters and buffers."""
+        model = self._model
+        # Copies, for the module is trained: its counters change with every client.
+        counters = [counter.clone() for counter in model.counters]
         return Server(model.flat_parameters(), self._settings.server_optimizer, model.flat_buffers(), counters)
 
     @cached_property
     def rates(self) -> LearningRates:
-        """The learning rates of the module's own optimizer and schedulers."""
+        """The learning rates, from the module's own optimizer and schedulers."""
         return LearningRates(self._model.module)
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """Runs the module's validation step."""
+        """The evaluator, which runs the module's validation step."""
         return Evaluator(self._model, self._processes)
 
     @cached_property
     def val_dataloaders(self) -> Any:
-        """The server's validation data; None where the module has no validation step."""
+        """The validation data; None if the module has no validation step."""
         return self._data.val_dataloader() if self.evaluator.can("validate") else None
 
-    def engine(self, before: dict[str, Any]) -> LocalEngine:
-        """The engine; a resumed run goes on with the one that ``auto`` chose ``before``."""
+    def engine(self, saved_choice: dict[str, Any]) -> LocalEngine:
+        """Build the engine.
+
+        Args:
+            saved_choice: the ``engine_choice`` in the checkpoint of a resumed run, which ``auto`` keeps; else empty.
+        """
         settings = self._settings
-        before = before if settings.engine == "auto" else {}
-        _ = self.server, self.rates, self.val_dataloaders  # what is wrong with them is said before the trial
-        engine = EngineSettings(
+        saved_choice = saved_choice if settings.engine == "auto" else {}
+        # Built first, since errors in them are cheap to find, while `auto` trains on the side for a while.
+        _ = self.server, self.rates, self.val_dataloaders
+        engine_settings = EngineSettings(
             settings.engine,
-            cohort_size=settings.cohort_size or before.get("cohort_size"),
+            cohort_size=settings.cohort_size or saved_choice.get("cohort_size"),
             clients_per_round=len(settings.participation.select(1, self._num_clients, settings.seed)),
             trace_steps=settings.trace_steps,
-            resumed=before.get("name"),
+            resumed=saved_choice.get("name"),
         )
         return build_engine(
-            engine,
+            engine_settings,
             self._model,
             self._data,
             settings.work,
             self._callbacks,
             settings.seed,
+            # All processes must choose alike, and what they measure differs: the first process decides.
             ask=self._processes.ask_first,
         )
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """What the run's numbers depend on, but for rounding, in plain values that a checkpoint can hold."""
-        settings, module, layout = self._settings, self._model.module, self._model.layout
+        """The settings that the run's numbers depend on (except for rounding), in plain values for a checkpoint.
+
+        What may change when a run is resumed is left out: engine, devices, loggers, evaluation, number of rounds.
+        """
+        settings = self._settings
+        module = self._model.module
+        layout = self._model.layout
         data = {key: value for key, value in describe(self._data).items() if key not in _IRRELEVANT_DATA}
         return {
             "seed": int(settings.seed),
@@ -157,7 +179,14 @@ class RunBuilder:
         }
 
     def build(self, engine: LocalEngine, folder: Path, loggers: list[Logger], display: ProgressDisplay) -> Run:
-        """The run, in its folder."""
+        """Build the run.
+
+        Args:
+            engine: what ``engine`` returned.
+            folder: the run's own folder.
+            loggers: where metrics go.
+            display: shows the progress.
+        """
         settings = self._settings
         if settings.checkpointing is not None:
             settings.checkpointing.start()
@@ -190,9 +219,12 @@ class RunBuilder:
         )
 
     def _store(self, folder: Path) -> ClientStore:
-        kind, buffers = self._settings.client_state, self.server.buffers
+        """Make the client store, with a slot for buffers if each client keeps its own."""
+        kind = self._settings.client_state
+        buffers = self.server.buffers
         directory = folder / "clients" if kind == "memmap" else None
         store = ClientStore(self._num_clients, kind, self._processes.device, directory, shard=self._processes.rank)
         if self._settings.buffer_policy == "client" and buffers.numel():
+            # NaN marks the clients that have no buffers yet: they start with the server's.
             store.declare("buffers", buffers.numel(), buffers.dtype, fill=float("nan"))
         return store

@@ -1,4 +1,4 @@
-"""When checkpoints are written."""
+"""Decides when checkpoints are written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lfl.reporting.formats import direction_of
 
 
 class Checkpointing:
-    """Says at which rounds' ends checkpoints are written.
+    """Decides after which rounds checkpoints are written.
 
     ``last.ckpt`` is written every ``every_n_rounds`` rounds and at the end; ``best.ckpt`` when ``monitor`` improves.
 
     Args:
-        every_n_rounds: distance of checkpoints.
-        monitor: a logged metric, such as ``val_acc``; none for no best checkpoint.
-        mode: whether ``monitor`` should be large or small; auto goes by its name (loss and error small, acc large).
-        keep_all: also keep ``round_000010.ckpt`` and so on.
+        every_n_rounds: number of rounds between checkpoints.
+        monitor: name of a logged metric, such as ``val_acc``; none for no ``best.ckpt``.
+        mode: whether ``monitor`` should be large or small; auto decides by its name (loss and error small, acc large).
+        keep_all: also keep a checkpoint ``round_000010.ckpt`` for each ``last.ckpt``.
     """
 
     def __init__(
@@ -32,13 +32,17 @@ class Checkpointing:
     ) -> None:
         if monitor is not None and mode == "auto" and not direction_of(monitor):
             raise ValueError(f"The name `monitor={monitor}` does not say what is better: set `mode` to max or min.")
-        self.every_n_rounds, self.monitor, self.mode, self.keep_all = every_n_rounds, monitor, mode, keep_all
-        self.best: float | None = None
-        self.saved_round = 0
+        self.every_n_rounds = every_n_rounds
+        self.monitor = monitor
+        self.mode = mode
+        self.keep_all = keep_all
+        self.best: float | None = None  # the best value of `monitor` so far
+        self.saved_round = 0  # the round of the newest `last.ckpt`
 
     def start(self) -> None:
-        """Begin a run: one object may serve several."""
-        self.best, self.saved_round = None, 0
+        """Forget the last run, since one object may be used for several."""
+        self.best = None
+        self.saved_round = 0
 
     def due_after(self, round_number: int, metrics: dict[str, float], is_final: bool) -> list[str]:
         """Names of the checkpoint files to write after a round, in order."""
@@ -54,7 +58,10 @@ class Checkpointing:
         return names
 
     def due_at_end(self, round_number: int) -> list[str]:
-        """Likewise at the end of a run: a signal may come when the last round has already decided."""
+        """Names of the checkpoint files to write when the run ends after ``round_number``, possibly before its last.
+
+        ``due_after`` does not know that a signal will stop the run after this round.
+        """
         if self.monitor is not None and self.best is None and round_number:
             rank_zero_warn(f"No round logged `checkpoint.monitor={self.monitor}`: there is no best checkpoint.")
         if round_number <= self.saved_round:
@@ -63,16 +70,17 @@ class Checkpointing:
         return ["last.ckpt"]
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value so far."""
+        """The state for a checkpoint: the best value so far."""
         return {"best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` returned."""
         self.best = state["best"]
 
     def _improves(self, metrics: dict[str, float]) -> bool:
         if self.monitor is None:
             return False
+        # A round without evaluation does not log it; NaN is never better than a number.
         value = metrics.get(self.monitor, math.nan)
         if math.isnan(value):
             return False

@@ -1,4 +1,4 @@
-"""What a LightningModule, Lightning's own callbacks and a user of a finished run may ask of their trainer."""
+"""The trainer's properties for LightningModules, for Lightning's own classes, and for users of a finished run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lfl.storage.client_store import ClientStore
 
 
 class LightningFacade:
-    """The part of ``lightning.Trainer``'s attributes that has a meaning here, and the parts of the run.
+    """Those attributes of ``lightning.Trainer`` that have a meaning here, and the parts of the run.
 
-    To a module, a round is an epoch.
+    To a LightningModule, a round is an epoch.
     """
 
     fabric: Fabric
@@ -34,10 +34,10 @@ class LightningFacade:
 
     @property
     def run(self) -> Run:
-        """The present run, or the last one.
+        """The current run, or the last one.
 
         Raises:
-            RuntimeError: there was none.
+            RuntimeError: there was no run yet.
         """
         if self._run is None:
             raise RuntimeError("There is no run yet: call `fit` first.")
@@ -45,32 +45,32 @@ class LightningFacade:
 
     @property
     def server(self) -> Server:
-        """The run's server: x [D] is ``server.vector``."""
+        """The run's server; the model x [D] is ``server.vector``."""
         return self.run.server
 
     @property
     def store(self) -> ClientStore:
-        """What the run's clients keep."""
+        """The client store of the run: the rows that clients keep between rounds."""
         return self.run.store
 
     @property
     def ledger(self) -> Ledger:
-        """What has crossed the wire."""
+        """The ledger of the run: how many bits were sent, up and down."""
         return self.run.ledger
 
     @property
     def engine(self) -> LocalEngine:
-        """What trains the run's clients."""
+        """The engine of the run, which trains the clients."""
         return self.run.engine
 
     @property
     def summary(self) -> RunSummary:
-        """Best and last values of the run's metrics."""
+        """The best and last values of the run's metrics."""
         return self.run.summary
 
     @property
     def data(self) -> FederatedData:
-        """The run's data."""
+        """The data module of the run."""
         return self.run.data
 
     @property
@@ -89,14 +89,14 @@ class LightningFacade:
 
     @property
     def current_round(self) -> int:
-        """Rounds completed."""
+        """Number of completed rounds."""
         return self._run.progress.round if self._run is not None else 0
 
     # -- lightning.Trainer --------------------------------------------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run ends after the present round; may be set."""
+        """Whether the run ends after the current round; may be set."""
         return self._run is not None and self._run.stop_request.should_stop
 
     @should_stop.setter
@@ -105,17 +105,17 @@ class LightningFacade:
 
     @property
     def device(self) -> torch.device:
-        """This process's device."""
+        """The device of this process."""
         return self.fabric.device
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this process writes files."""
+        """Whether this is the process that writes files (rank 0)."""
         return bool(self.fabric.is_global_zero)
 
     @property
     def global_rank(self) -> int:
-        """Number of this process."""
+        """Rank of this process, from 0."""
         return self.fabric.global_rank
 
     @property
@@ -135,12 +135,12 @@ class LightningFacade:
 
     @property
     def current_epoch(self) -> int:
-        """Rounds completed: to a LightningModule a round is an epoch."""
+        """Number of completed rounds, since to a LightningModule a round is an epoch."""
         return self.current_round
 
     @property
     def global_step(self) -> int:
-        """Rounds completed: the only axis there is."""
+        """Number of completed rounds, since metrics are logged per round."""
         return self.current_round
 
     @property
@@ -150,5 +150,5 @@ class LightningFacade:
 
     @property
     def progress_bar_callback(self) -> None:
-        """For ``LightningModule.print``."""
+        """Always None; ``LightningModule.print`` asks for it."""
         return

@@ -1,4 +1,4 @@
-"""The rounds of a run, and the round: the one place where either is looped. No algorithm is named here."""
+"""The loop over rounds, and the steps of a round. No algorithm is named here: callbacks change what a round does."""
 
 from __future__ import annotations
 
@@ -15,35 +15,39 @@ from lfl.run import Run
 
 
 class NonFiniteUpdateError(RuntimeError):
-    """A client's update is not finite and the policy is to stop."""
+    """A client's update has NaN or inf, and ``on_nonfinite`` is ``stop``."""
 
 
 class FederatedLoop:
     """Runs the rounds of a run.
 
     Args:
-        run: the run; clients' slots have been declared.
+        run: the run, after ``on_run_start``: whether clients keep state decides which process trains which client.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        # Only the callbacks that override a hook: the others cost nothing in a round.
         self._hooks = {name: [c for c in run.callbacks if overrides(c, name)] for name in _HOOKS}
         self._sums = ProcessSums(run.processes)
         self._state_at_home = run.store.is_used
 
     def run_rounds(self) -> None:
-        """Run round after round until the last, or until somebody asks to stop."""
+        """Run round after round, until the last one or until a stop is requested."""
         run = self.run
         stopping = any(run.processes.gather(run.stop_request.should_stop))
         while run.progress.round < run.max_rounds and not stopping:
+            # To a LightningModule a round is an epoch; what its hooks log belongs to the round.
             logged = run.model.call_hook("on_train_epoch_start")
             round = self.run_round(run.progress.round + 1)
             run.progress.round = round.number
             logged |= run.model.call_hook("on_train_epoch_end")
             metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
+            # Before the checkpoint, which holds the rates of the next round.
             run.rates.step(round.number, metrics, run.is_evaluation_due(round.number))
             self._write(round.number, metrics)
-            # Processes are asked to stop at different moments: they agree by the sums of a round.
+            # A signal may reach the processes in different rounds. Whether this round is the last was decided by its
+            # sums, which are the same on all of them; with one process there is nobody to agree with.
             stopping = run.stop_request.should_stop if run.processes.count == 1 else round.totals.num_stopping > 0
         if run.checkpointing is not None:
             for name in run.checkpointing.due_at_end(run.progress.round):
@@ -52,14 +56,17 @@ class FederatedLoop:
     def run_round(self, number: int) -> Round:
         """Select, download, train, encode, aggregate, decode, step the server, evaluate, log."""
         started = time.perf_counter()
-        run, round = self.run, self._select(number)
+        run = self.run
+        round = self._select(number)
         self._download(round)
         for cohort in run.engine.cohorts(round, run.server.buffers, run.server.counters):
             self._load_buffers(cohort)
+            # False if the device ran out of memory: `cohorts` then yields the same clients again, in smaller cohorts.
             if not run.engine.train(cohort, run.rates):
-                self._tell_retreat(len(cohort))
+                self._report_smaller_cohorts(len(cohort))
                 continue
-            self._refuse_nonfinite(cohort)
+            # Before the upload: a hook of it might write NaN into the client store.
+            self._drop_nonfinite(cohort)
             self._upload(cohort)
             run.display.clients_done(len(cohort.num_steps))
         self._aggregate(round)
@@ -71,10 +78,13 @@ class FederatedLoop:
         return round
 
     def _select(self, number: int) -> Round:
+        """Choose the clients of a round, and prepare it on the server."""
         run = self.run
         chosen = run.participation.select(number, run.num_clients, run.seed)
         asked = run.participation.invited(chosen, number, run.num_clients, run.seed)
+        # Clients without examples cannot train. Sorted, so that sums do not depend on the order of the draw.
         clients, invited = (ids[run.data.client_sizes[ids] > 0].sort().values for ids in (chosen, asked))
+        # A copy of x: the server's vector moves at the end of the round, and hooks may compare the two.
         round = Round(number, clients, run.server.vector.clone(), self._local(clients), invited)
         run.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
@@ -85,13 +95,15 @@ class FederatedLoop:
         return round
 
     def _local(self, clients: Tensor) -> Tensor:
-        """Those of a round's clients that this process trains: where their state is, or dealt by expected work."""
-        run, processes = self.run, self.run.processes
+        """Those of a round's clients that this process trains: the clients whose state it keeps, or a fair share."""
+        run = self.run
+        processes = run.processes
         if processes.count == 1:
             return clients
         if self._state_at_home:
             return clients[processes.at_home(clients)]
-        if run.store.is_used:  # by now the rows of a client lie wherever it was trained
+        # A slot that was declared too late: clients have been trained, and left their rows, in whatever process.
+        if run.store.is_used:
             raise RuntimeError(
                 f"Client slots {', '.join(run.store.slots)} were declared in a round, after clients without state had "
                 "been dealt to processes: declare them in `on_run_start`, or `federation.store.reserve(name)` there."
@@ -100,7 +112,9 @@ class FederatedLoop:
         return clients[run.engine.deal(work, processes.count) == processes.rank]
 
     def _download(self, round: Round) -> None:
-        run, message = self.run, round.message
+        """Make the message to the clients of a round, and count what it costs to send."""
+        run = self.run
+        message = round.message
         run.ledger.start_round()
         message.add("model", round.server)
         if run.buffer_policy != "client" and run.server.buffers.numel():
@@ -113,14 +127,15 @@ class FederatedLoop:
         if self.run.buffer_policy == "client":
             cohort.buffers = self.run.client_buffers(cohort.ids)
 
-    def _tell_retreat(self, size: int) -> None:
+    def _report_smaller_cohorts(self, size: int) -> None:
         self.run.display.message(
             f"Out of memory with {size} clients trained together: going on with {self.run.engine.cohort_size}."
         )
 
-    def _refuse_nonfinite(self, cohort: Cohort) -> None:
-        """Drop clients whose update is not finite, or stop: nothing of theirs reaches the server or the store."""
-        # A sum is finite where all its terms are, and almost only there: the thorough look is rarely taken.
+    def _drop_nonfinite(self, cohort: Cohort) -> None:
+        """Drop the clients whose update has NaN or inf, or raise; nothing of them reaches the server or the store."""
+        # A row with NaN or inf has a sum that is not finite, so one sum per row is enough to find that all is well. The
+        # sum of a finite row may still overflow: only if a sum is not finite are all values looked at.
         finite = torch.isfinite(cohort.values.sum(dim=1) + cohort.buffers.sum(dim=1))
         if bool(finite.all()):
             return
@@ -140,10 +155,16 @@ class FederatedLoop:
         cohort.keep(mask)
 
     def _upload(self, cohort: Cohort) -> None:
-        """What the clients of a cohort send: the encoded update, extra payloads, buffers; each counted."""
+        """Count what the clients of a cohort send (encoded updates, extra payloads, buffers), and add it to the sums.
+
+        After this the server keeps sums only, and nothing of a single client.
+        """
         if not len(cohort):
             return
-        run, round, totals = self.run, cohort.round, cohort.round.totals
+        run = self.run
+        round = cohort.round
+        totals = round.totals
+        # Before the update is read: a hook may still change it, and adds the extra payloads.
         for callback in self._hooks["on_cohort_end"]:
             callback.on_cohort_end(cohort)
         payload = Payload.dense(cohort.delta)
@@ -151,6 +172,7 @@ class FederatedLoop:
             payload = callback.encode(cohort, payload)
         run.ledger.upload("update", payload)
         rows = payload.values
+        # Only the codecs from the first non-linear one on; those before it decode the aggregate, once.
         for callback in reversed(self._per_client_codecs(round)):
             rows = callback.decode(round, rows)
         weights = run.aggregator.weights(cohort.num_examples)
@@ -168,13 +190,21 @@ class FederatedLoop:
         totals.num_reported += len(cohort)
         round.reported.append(cohort.ids)
         if run.system is not None:
-            bits = torch.zeros(len(round.clients), dtype=torch.float64)
-            bits[torch.searchsorted(round.clients, cohort.ids)] = sent.double().cpu()
-            totals.uplink_bits = bits if totals.uplink_bits is None else totals.uplink_bits + bits
+            self._add_uplink_bits(cohort, sent)
         self._upload_buffers(cohort, weights)
 
+    def _add_uplink_bits(self, cohort: Cohort, sent: Tensor) -> None:
+        """Add the bits [C] that the clients of a cohort have sent, for the simulated system."""
+        round = cohort.round
+        # At the client's place in the round, so that processes can add up their vectors.
+        bits = torch.zeros(len(round.clients), dtype=torch.float64)
+        bits[torch.searchsorted(round.clients, cohort.ids)] = sent.double().cpu()
+        round.totals.uplink_bits = bits if round.totals.uplink_bits is None else round.totals.uplink_bits + bits
+
     def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> None:
-        run, totals = self.run, cohort.round.totals
+        """Send or keep the buffers of a cohort, as the buffer policy says; ``weights`` [C] are those of the updates."""
+        run = self.run
+        totals = cohort.round.totals
         if run.buffer_policy == "client" and cohort.buffers.numel():
             run.store.scatter("buffers", cohort.ids, cohort.buffers)
         if run.buffer_policy != "average":
@@ -184,17 +214,20 @@ class FederatedLoop:
             totals.counters = largest if totals.counters is None else torch.maximum(totals.counters, largest)
         if cohort.buffers.numel():
             run.ledger.upload("buffers", Payload.dense(cohort.buffers))
-            # Differences, so that a buffer nobody changes stays what it is, to the bit.
+            # Differences are averaged, so that a buffer that no client changes stays exactly what it is.
             moved = (cohort.buffers - run.server.buffers).double()
             weights = weights.to(moved.device)
-            found = torch.cat([weights @ moved, weights.sum().reshape(1)])
-            totals.buffers = found if totals.buffers is None else totals.buffers + found
+            weighted = torch.cat([weights @ moved, weights.sum().reshape(1)])  # the last entry is the sum of weights
+            totals.buffers = weighted if totals.buffers is None else totals.buffers + weighted
 
     def _aggregate(self, round: Round) -> None:
-        """Join what the processes found, and decode the aggregate."""
-        run, totals = self.run, round.totals
+        """Add up the sums of all processes, and compute the update of the round from them."""
+        run = self.run
+        totals = round.totals
+        # What the ledger and the aggregator have counted in this process travels in the same all-reduce.
         totals.num_stopping = int(run.stop_request.should_stop)
-        totals.up_bits, totals.aggregate = run.ledger.up_bits, run.aggregator.sums
+        totals.up_bits = run.ledger.up_bits
+        totals.aggregate = run.aggregator.sums
         totals.counters = self._as_row(totals.counters)
         round.totals = totals = totals.join(self._sums, round.server.device)
         run.aggregator.sums = totals.aggregate
@@ -204,19 +237,25 @@ class FederatedLoop:
         if totals.counters is not None:
             rows = totals.counters
             run.server.set_counters(rows[rows[:, 0] > 0, 1:].amax(dim=0))
+        # All clients were dropped, or the round had none: there is no update, and the server stays where it is.
         if not totals.num_reported:
             return
         update = run.aggregator.result().to(round.server.dtype)
         for callback in reversed(self._shared_codecs(round)):
             update = callback.decode(round, update)
         if round.basis is not None:
-            round.update_coordinates, update = update, round.basis.lift(update)
+            round.update_coordinates = update
+            update = round.basis.lift(update)
         round.update = update
         for callback in self._hooks["on_aggregate"]:
             callback.on_aggregate(round)
 
     def _as_row(self, counters: Tensor | None) -> Tensor | None:
-        """This process's largest counters [n] as its row of a sum [W, 1 + n]: a maximum over processes by a sum."""
+        """This process's largest counters [n] as one row of a matrix [W, 1 + n], the other rows zero.
+
+        The sum over the W processes then has a row of each, and the maximum can be taken. The first column is 1 in the
+        rows of processes that have counters.
+        """
         if counters is None:
             return None
         rows = counters.new_zeros(self.run.processes.count, 1 + len(counters))
@@ -224,10 +263,12 @@ class FederatedLoop:
         return rows
 
     def _step(self, round: Round) -> None:
-        """Move the server, and record what a client would need to follow."""
+        """Move the server's model, and record what it costs a client that missed the round to catch up."""
         run = self.run
         if round.update is not None:
             run.server.step(round.update)
+        # With plain SGD the model moved in the basis, which clients know: its coordinates are enough. Any other server
+        # optimizer (momentum, Adam) may leave the basis, and the whole model must be sent.
         sent = round.update_coordinates if run.server.is_plain_sgd else None
         bits = run.ledger.bits_of(round.server if sent is None else sent)
         run.ledger.record_increment("model", bits, round.number)
@@ -235,6 +276,7 @@ class FederatedLoop:
             callback.on_server_step(round)
 
     def _evaluate(self, round: Round) -> None:
+        """Log what the training steps logged, and evaluate the server's model if it is due."""
         run = self.run
         for name, mean in round.totals.means().items():
             round.log(name, mean)
@@ -246,9 +288,12 @@ class FederatedLoop:
                 round.log(name, value)
 
     def _finish(self, round: Round) -> None:
-        run, progress = self.run, self.run.progress
+        """Log the counts of a round, and call ``on_round_end``."""
+        run = self.run
+        progress = run.progress
         round.log("lr", run.rates.lr)
         round.log("clients", float(round.num_reported))
+        # From the first refused update on, in every round: a run without any has no such column.
         if round.num_refused or progress.refused:
             progress.refused += round.num_refused
             round.log("clients_refused", float(round.num_refused))
@@ -263,8 +308,10 @@ class FederatedLoop:
             callback.on_round_end(round)
 
     def _write(self, round_number: int, metrics: dict[str, float]) -> None:
-        """Log a round, then make the checkpoint: what a checkpoint promises has been written before it."""
+        """Log a round and then write the checkpoints that are due."""
         run = self.run
+        # Logged before the checkpoint: a resumed run copies the rows of all rounds up to its checkpoint's, and a run
+        # that is killed between the two must not lack one.
         if run.processes.is_first:
             for logger in run.loggers:
                 logger.log_metrics(metrics, step=round_number)
@@ -275,22 +322,26 @@ class FederatedLoop:
                 run.save(name)
 
     def _codecs(self, round: Round) -> list[FederatedCallback]:
-        """Those that encode in this round."""
+        """The codecs of a round, up to the first that keeps its payload from the codecs behind it."""
         codecs = self._hooks["encode"]
         last = next((i for i, codec in enumerate(codecs) if codec.ends_encoding(round)), len(codecs))
         return codecs[: last + 1]
 
     def _first_per_client(self) -> int:
-        """Codecs before the first non-linear one are linear: what they encode is averaged before it is decoded."""
+        """Index of the first non-linear codec.
+
+        The mean of what linear codecs encode is what they would encode of the mean, so it can be decoded once. From
+        the first non-linear codec on, payloads must be decoded for each client.
+        """
         codecs = self._hooks["encode"]
         return next((i for i, codec in enumerate(codecs) if not codec.linear), len(codecs))
 
     def _shared_codecs(self, round: Round) -> list[FederatedCallback]:
-        """Those whose payloads are averaged encoded, and decoded once."""
+        """The codecs whose payloads are averaged while encoded, and decoded once."""
         return self._codecs(round)[: self._first_per_client()]
 
     def _per_client_codecs(self, round: Round) -> list[FederatedCallback]:
-        """Those whose payloads are decoded for each client."""
+        """The codecs whose payloads are decoded for each client."""
         return self._codecs(round)[self._first_per_client() :]
 
 

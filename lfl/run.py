@@ -1,4 +1,4 @@
-"""What one run consists of; its state is the checkpoint."""
+"""A run: everything that one call of ``fit`` works with. Its state is the checkpoint."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from lfl.storage.fingerprint import describe
 
 
 class Stateful(Protocol):
-    """Whatever outlives a round."""
+    """A part of a run that changes from round to round, and so belongs into a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as tensors, numbers, strings, lists and dicts."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` returned."""
 
 
 @dataclass
@@ -39,9 +39,9 @@ class Progress:
     """How far a run has come.
 
     Attributes:
-        round: the last finished round; 0 before the first.
-        refused: updates that were not finite, in all rounds.
-        simulated_seconds: of the simulated system, by name, in all rounds.
+        round: number of the last finished round; 0 before the first.
+        refused: number of updates, in all rounds so far, that were not finite.
+        simulated_seconds: seconds of the simulated system in all rounds so far, by name.
     """
 
     round: int = 0
@@ -49,35 +49,36 @@ class Progress:
     simulated_seconds: dict[str, float] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it."""
+        """The state for a checkpoint."""
         return {"round": self.round, "refused": self.refused, "simulated_seconds": dict(self.simulated_seconds)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
-        self.round, self.refused = state_dict["round"], state_dict["refused"]
+        """Restore the state that ``state_dict`` returned."""
+        self.round = state_dict["round"]
+        self.refused = state_dict["refused"]
         self.simulated_seconds = dict(state_dict["simulated_seconds"])
 
 
 @dataclass(kw_only=True)
 class Run(Federation):
-    """One run: the federation that callbacks see, and what the loop needs besides. Built by ``fit``, once for each run.
+    """One run: the federation that callbacks see, and what else the loop needs. ``fit`` builds a new one each time.
 
-    ``state_dict`` is what a checkpoint holds and ``load_state_dict`` resumes from it; both go through one list,
-    ``stateful``. A part that outlives a round is in that list, in ``store``, or a setting.
+    ``state_dict`` is what a checkpoint holds, and ``load_state_dict`` resumes from it; both go through one list,
+    ``stateful``. Everything that changes from round to round is in that list or in ``store``; the rest are settings.
 
     Attributes:
         callbacks: the stack, in the user's order.
         engine: trains the clients.
-        on_nonfinite: what happens to updates that are not finite.
-        check_val_every_n_rounds: rounds between evaluations.
-        val_dataloaders: the server's validation data; None where the module has no validation step.
-        checkpointing: when checkpoints are written; None for never.
-        loggers: where metrics go.
-        display: what people see.
-        folder: the run's own.
-        description: what the run's numbers depend on, but for rounding, in plain values.
+        on_nonfinite: what to do with updates that are not finite: stop the run, or skip them.
+        check_val_every_n_rounds: number of rounds between evaluations.
+        val_dataloaders: the validation data; None if the module has no validation step.
+        checkpointing: decides when checkpoints are written; None for never.
+        loggers: where metrics are logged.
+        display: shows the progress to the user.
+        folder: the run's own folder.
+        description: the settings that the run's numbers depend on (except for rounding), in plain values.
         progress: how far the run has come.
-        summary: best and last values of all metrics.
+        summary: the best and last values of all metrics.
     """
 
     callbacks: list[FederatedCallback]
@@ -92,7 +93,8 @@ class Run(Federation):
     description: dict[str, Any]
     progress: Progress = field(default_factory=Progress)
     summary: RunSummary = field(default_factory=RunSummary)
-    _live_tags: dict[str, str] = field(default_factory=dict)  # snapshots of the store, by the file that needs them
+    # The snapshot of the store that each checkpoint file refers to: tag by file name.
+    _live_tags: dict[str, str] = field(default_factory=dict)
 
     # -- what callbacks may ask -------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class Run(Federation):
     # -- the server's model -----------------------------------------------------------------------------------------
 
     def load_server_model(self) -> None:
-        """Make the module the server's model: its parameters are then x itself."""
+        """Bind the server's model to the module, whose parameters are then x itself, not a copy."""
         self.model.load(self.server.vector, self.server.buffers, self.server.counters)
 
     def server_state_dict(self) -> dict[str, Tensor]:
@@ -127,22 +129,33 @@ class Run(Federation):
         return self.model.state_dict_of(self.server.vector, self.server.buffers, self.server.counters)
 
     def is_evaluation_due(self, round_number: int) -> bool:
-        """Whether a round ends with an evaluation of the server's model."""
+        """Whether the server's model is evaluated at the end of a round."""
         if self.val_dataloaders is None:
             return False
         return round_number % self.check_val_every_n_rounds == 0 or round_number == self.max_rounds
 
     @property
+    def headline(self) -> str:
+        """The run in one line: algorithm, number of clients, size of the model, engine, device and folder."""
+        cohort = f", cohorts of {self.engine.cohort_size}" if self.engine.name == "vectorized" else ""
+        algorithms = [type(c).__name__ for c in self.callbacks if not c.observes] or ["FedAvg"]
+        observers = [type(c).__name__ for c in self.callbacks if c.observes]
+        return (
+            f"{' + '.join(algorithms + observers)}: {self.num_clients} clients, D = {self.layout.dim:,}, "
+            f"{self.engine.name} engine{cohort}, {self.device}; run folder {self.folder}"
+        )
+
+    @property
     def engine_choice(self) -> dict[str, str | int]:
-        """Which engine trains the clients, and how many together: rounding depends on it."""
+        """The engine and its cohort size; the numbers depend on them by rounding only."""
         return {"name": self.engine.name, "cohort_size": int(self.engine.cohort_size)}
 
     # -- the state of a run -----------------------------------------------------------------------------------------
 
     @property
     def stateful(self) -> dict[str, Stateful]:
-        """Everything that outlives a round but the clients' rows, by its name in a checkpoint."""
-        parts: dict[str, Stateful] = {
+        """All parts that change from round to round, by their names in a checkpoint, except the clients' rows."""
+        stateful: dict[str, Stateful] = {
             "progress": self.progress,
             "server": self.server,
             "callbacks": _Algorithms(self.callbacks),
@@ -152,13 +165,13 @@ class Run(Federation):
             "summary": self.summary,
             "loggers": _Loggers(self.loggers),
         }
-        return parts if self.checkpointing is None else {**parts, "checkpointing": self.checkpointing}
+        return stateful if self.checkpointing is None else {**stateful, "checkpointing": self.checkpointing}
 
     def state_dict(self, tag: str = "state") -> dict[str, Any]:
-        """The run's whole state; every process must call it.
+        """The complete state of the run, for a checkpoint; every process must call it.
 
         Args:
-            tag: names the snapshot of the client rows, until ``store.release(tag)``.
+            tag: name of the snapshot of the client rows, which lives until ``store.release(tag)``.
         """
         module = self.model.module
         return {
@@ -166,7 +179,8 @@ class Run(Federation):
             "store": self.processes.gather(self.store.snapshot(tag)),
             "settings": self.description,
             "engine": self.engine_choice,
-            # For readers, Lightning, `lfl test`, and the parameters that are not trained.
+            # What follows serves people who read a checkpoint, Lightning's classes and `lfl test`. A resumed run takes
+            # the parameters that are not trained from `state_dict`: the server has the others only.
             "round": self.progress.round,
             "state_dict": {name: value.detach().cpu().clone() for name, value in self.server_state_dict().items()},
             "model_class": f"{type(module).__module__}.{type(module).__qualname__}",
@@ -174,22 +188,27 @@ class Run(Federation):
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Continue from the state of a run with the same settings.
+        """Continue from the state of a run with the same settings; every process must call it.
 
         Args:
-            state: what ``state_dict`` gave.
-            folder: of the run that it is from: it has the client rows that were in files, and the metrics.
+            state: what ``state_dict`` returned.
+            folder: folder of the run that the state is from, with its files of client rows and of metrics.
         """
         if state["engine"] != self.engine_choice:
             before, after = (
                 f"{e['name']} (cohorts of {e['cohort_size']})" for e in (state["engine"], self.engine_choice)
             )
             self.display.message(f"The engine was {before} and is now {after}: equal up to rounding, not bit for bit.")
+        # Bound to a copy: the module's parameters are views of x, and loading would write into the server's vector,
+        # which gets its own state below.
         self.model.bind(self.server.vector.clone())
         self.model.module.load_state_dict(state["state_dict"])
         for name, part in self.stateful.items():
+            # `checkpointing` may be missing: a run may be resumed with checkpoints that had none.
             if name in state:
                 part.load_state_dict(state[name])
+        # One snapshot from each process of the earlier run, which may have had another number of processes: every
+        # process reads all of them and takes the rows of its own clients.
         for shard in state["store"]:
             self.store.restore(shard, folder / "clients", mine=self.processes.at_home)
         if self.checkpointing is not None:
@@ -199,20 +218,22 @@ class Run(Federation):
                 logger.continue_from(folder, self.progress.round)
 
     def save(self, name: str) -> None:
-        """Write the checkpoint ``name`` into the run's folder, beside and then renamed; every process must call it."""
+        """Write the checkpoint ``name`` into the run's folder; every process must call it."""
+        # The order matters: a process that is killed at any point must leave a checkpoint whose client rows are still
+        # in the row files. The new snapshot keeps its rows, then the new file replaces the old one, and only then may
+        # the rows of the old snapshot be overwritten. The barrier tells the other processes that it is replaced.
         tag = f"{name}@{self.progress.round}"
         state = self.state_dict(tag)
         if self.processes.is_first:
             save_atomically(state, self.folder / "checkpoints" / name)
         self.processes.barrier()
-        # The file that was replaced no longer needs the rows that it referred to.
         if name in self._live_tags:
             self.store.release(self._live_tags[name])
         self._live_tags[name] = tag
 
 
 class _Algorithms:
-    """The states of callbacks that training depends on, in the stack's order."""
+    """The states of the callbacks that training depends on, in the order of the stack."""
 
     def __init__(self, callbacks: list[FederatedCallback]) -> None:
         self._callbacks = [callback for callback in callbacks if not callback.observes]
@@ -226,7 +247,7 @@ class _Algorithms:
 
 
 class _Observers:
-    """The states of callbacks that only look: they may come, go and change when a run is resumed."""
+    """The states of observing callbacks, which may be added, removed and changed when a run is resumed."""
 
     def __init__(self, callbacks: list[FederatedCallback]) -> None:
         self._callbacks = [callback for callback in callbacks if callback.observes]
@@ -237,12 +258,13 @@ class _Observers:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for callback in self._callbacks:
             for settings, saved in state_dict["states"]:
-                if settings == describe(callback):  # one that is new or has changed starts anew
+                # A callback that is new, or whose arguments have changed, finds no state and starts from scratch.
+                if settings == describe(callback):
                     callback.load_state_dict(saved)
 
 
 class _Loggers:
-    """The states of loggers that have one, in order."""
+    """The states of the loggers that have one, in the order of the loggers."""
 
     def __init__(self, loggers: list[Logger]) -> None:
         self._loggers: list[Any] = list(loggers)
@@ -251,6 +273,7 @@ class _Loggers:
         return {"states": [dict(g.state_dict()) if hasattr(g, "state_dict") else {} for g in self._loggers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Not strict: other loggers are accepted when a run is resumed.
         for logger, saved in zip(self._loggers, state_dict["states"], strict=False):
             if saved and hasattr(logger, "load_state_dict"):
                 logger.load_state_dict(saved)

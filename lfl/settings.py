@@ -1,4 +1,4 @@
-"""What the user asks of a run, as objects, checked."""
+"""The trainer's arguments that a run is made of, checked."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _CHOICES = {
     "buffer_policy": ("average", "server", "client"),
     "on_nonfinite": ("stop", "skip"),
 }
-_TRAINER_NAMES = {"buffer_policy": "buffers"}
+_TRAINER_NAMES = {"buffer_policy": "buffers"}  # the names that users know, for messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The trainer's arguments that a run is made of; see ``FederatedTrainer`` for their meaning.
+    """The trainer's arguments that a run is made of; ``FederatedTrainer`` says what they mean.
+
+    The command line checks values by their types; from Python only this class does.
 
     Raises:
-        ValueError: one of them has no meaning.
+        ValueError: a value is not allowed.
     """
 
     seed: int
@@ -63,7 +65,7 @@ class Settings:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raises ValueError unless ``value`` is a whole number of at least 1."""
+    """Raise ValueError unless ``value`` is a whole number of at least 1."""
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"`{name}={value}` must be a whole number of at least 1.")
 
@@ -76,10 +78,10 @@ def local_work(
     clip_algorithm: Literal["norm", "value"],
     sampling: Literal["epochs", "replacement"],
 ) -> LocalWork:
-    """The local work that the trainer's arguments describe.
+    """Make the local work of a client in a round from the trainer's arguments.
 
     Raises:
-        ValueError: more than one of ``epochs``, ``steps`` and ``phases`` counts it, or one of them has no meaning.
+        ValueError: more than one of ``epochs``, ``steps`` and ``phases`` is given, or a value is not allowed.
     """
     check_choice("", "gradient_clip_algorithm", clip_algorithm, ("norm", "value"))
     check_choice("", "local_sampling", sampling, ("epochs", "replacement"))
@@ -95,5 +97,6 @@ def local_work(
             f"Give `local_phases`, at least one, or `local_epochs={epochs}` or `local_steps={steps}`, not both; on the "
             "command line `--trainer.local_epochs null` takes a config's away."
         )
-    parts = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in phases or ()]
-    return LocalWork(parts or [LocalPhase(epochs=epochs, steps=steps)], clip_value, clip_algorithm, sampling)
+    # A phase may be given as a dictionary of LocalPhase's arguments.
+    given = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in phases or ()]
+    return LocalWork(given or [LocalPhase(epochs=epochs, steps=steps)], clip_value, clip_algorithm, sampling)

@@ -1,4 +1,4 @@
-"""The public face: a trainer with Lightning's manners for federated rounds."""
+"""``FederatedTrainer``, the class that users call: federated rounds, with the interface of Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -41,42 +41,42 @@ from lfl.system import System
 
 
 class FederatedTrainer(LightningFacade):
-    """Trains one LightningModule over the clients of a federated data module, round by round.
+    """Trains a LightningModule on the clients of a federated data module, round by round.
 
     Args:
         accelerator: cpu, gpu, ... or auto, as in Lightning.
-        devices: number of processes, one a device; they share the clients of a round.
+        devices: number of processes, one per device; they share the clients of a round.
         num_nodes: number of machines.
-        strategy: how processes are started; auto for one device.
+        strategy: how several processes work together, as in Lightning (ddp); auto for one device.
         precision: 32-true, 64-true, or bf16-mixed.
-        max_rounds: rounds to run in all, resumed ones included.
-        participation: who takes part in a round.
-        local_epochs: passes of a client over its data in a round; 1 when local_steps is not given.
-        local_steps: optimizer steps of a client in a round, instead of epochs.
-        local_phases: instead of both, phases that each train some of the parameters and freeze the others.
-        local_sampling: batches from shuffled epochs, or independent draws with replacement.
+        max_rounds: total number of rounds, including those before a checkpoint that is resumed.
+        participation: chooses the clients of each round.
+        local_epochs: passes of a client over its data in a round; 1 if local_steps is not given.
+        local_steps: optimizer steps of a client in a round, instead of local_epochs.
+        local_phases: phases that each train some parameters and freeze the rest; replace local_epochs and local_steps.
+        local_sampling: take batches from shuffled epochs, or draw each batch with replacement.
         engine: sequential (one client at a time), vectorized (cohorts in one batched computation), or auto.
-        cohort_size: clients trained together by the vectorized engine; none for as many as 256 MB of parameters, or as
-            a GPU's memory can hold, at most 128.
-        trace_steps: record the local step once per shape of batch and replay it without Python; for a training step
-            that depends on nothing but its batch and parameters. Same bits, but for rounding where plain SGD is made
-            part of the step, and faster. compile has torch.compile make kernels (on a GPU, CUDA graphs) of what was
-            recorded, which takes seconds a shape; same numbers to rounding.
-        aggregator: from the clients' updates to one.
-        server_optimizer: any torch optimizer; steps the model along the aggregate. SGD with lr 1 is FedAvg.
+        cohort_size: clients trained together by the vectorized engine; none for as many as fit (in 256 MB of
+            parameters, or in a GPU's memory), at most 128.
+        trace_steps: record the local step once per batch shape and replay it without Python, which is faster. The
+            training step may depend on nothing but its batch and parameters. Same numbers to the bit, or to rounding
+            for plain SGD. With compile, torch.compile makes kernels of the recording (on a GPU, CUDA graphs): same
+            numbers to rounding, after some seconds per batch shape.
+        aggregator: combines the clients' updates into one.
+        server_optimizer: torch optimizer that moves the server's model along the aggregate; SGD with lr 1 is FedAvg.
         system: simulates how long uploads (sim/uplink_time) or rounds (sim/time) take; none for no simulation.
-        client_state: where rows that belong to clients are kept: device, host memory, or files (memmap).
-        buffers: BatchNorm statistics: averaged, kept by the server as they are, or kept by each client.
-        gradient_clip_val: clip every local gradient, the algorithms' corrections included; none for no clipping.
-        gradient_clip_algorithm: clip the norm, or each value.
-        on_nonfinite: what to do when a client's update has NaN or inf: stop, or skip it and count.
-        check_val_every_n_rounds: rounds between evaluations; the last round is always evaluated.
-        callbacks: the algorithm, as a stack of FederatedCallbacks; the first is nearest to the gradient.
-        logger: loggers besides the CSV file; false for none and no CSV.
-        checkpoint: when checkpoints are written; none for never.
-        default_root_dir: each run makes a new folder here.
-        enable_progress_bar: show a progress bar and the closing table.
-        seed: of every draw of the training; the CLI links it to seed_everything. The partition has its own, data.seed.
+        client_state: where to keep what clients store between rounds: device memory, host memory, or files (memmap).
+        buffers: BatchNorm statistics are averaged, kept unchanged by the server, or kept by each client.
+        gradient_clip_val: limit for local gradients, including the algorithms' corrections; none for no clipping.
+        gradient_clip_algorithm: clip the norm of the gradient, or each value.
+        on_nonfinite: if a client's update has NaN or inf, stop the run, or skip and count the update.
+        check_val_every_n_rounds: number of rounds between evaluations; the last round is always evaluated.
+        callbacks: the algorithm, a stack of FederatedCallbacks; the first one is nearest to the gradient.
+        logger: loggers in addition to the CSV files; false for none, and no CSV files.
+        checkpoint: decides when checkpoints are written; none for never.
+        default_root_dir: folder in which each run makes a new folder.
+        enable_progress_bar: show a progress bar, and a table at the end.
+        seed: seed of all random draws but the partition (data.seed); on the command line, use seed_everything.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class FederatedTrainer(LightningFacade):
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,
     ) -> None:
+        # These start processes by calling a function; the processes of a run are started anew with the whole script.
         if "spawn" in strategy or "fork" in strategy:
             raise ValueError(f"`strategy={strategy}` starts processes from a function; use `ddp`, or torchrun.")
         self._settings = Settings(
@@ -137,18 +138,21 @@ class FederatedTrainer(LightningFacade):
             checkpointing=fresh_default(checkpoint),
         )
         self._settings.participation.system = system
-        # The CLI's config saver, no FederatedCallback, only sees `setup`.
+        # The command line adds Lightning's config saver, which is not a FederatedCallback: only its `setup` is called.
         self.callbacks = _as_list(callbacks)
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
-        self.max_rounds, self.seed = max_rounds, seed
-        self.default_root_dir, self.log_dir = Path(default_root_dir), ""
+        self.max_rounds = max_rounds
+        self.seed = seed
+        self.default_root_dir = Path(default_root_dir)
+        self.log_dir = ""  # the folder of the newest run or evaluation
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
         self.loggers = [] if isinstance(logger, bool) else list(logger) if isinstance(logger, list) else [logger]
         self._writes_csv = logger is not False
         self._csv_logger: CSVLogger | None = None
-        self._processes, self._are_launched = Processes(self.fabric), False
+        self._processes = Processes(self.fabric)
+        self._are_launched = False
         self._watch = ProcessWatch(self.fabric, self._how_to_go_on)
 
     # -- Lightning's entry points -----------------------------------------------------------------------------------
@@ -159,19 +163,19 @@ class FederatedTrainer(LightningFacade):
         Args:
             model: any LightningModule with automatic optimization.
             datamodule: a FederatedDataModule.
-            ckpt_path: a checkpoint to resume, or "last" for the newest of default_root_dir.
+            ckpt_path: checkpoint to resume, or "last" for the newest one in default_root_dir.
 
         Raises:
-            KeyboardInterrupt: SIGINT has ended the run, after a round and with a checkpoint.
-            SystemExit: SIGTERM has.
+            KeyboardInterrupt: SIGINT stopped the run after a round, with a checkpoint.
+            SystemExit: SIGTERM stopped the run after a round, with a checkpoint.
         """
         with self._watch.guarding():
             signal = self._fit(model, datamodule, ckpt_path)
         raise_signal_again(signal)
 
     def _fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None) -> int:
-        """Run; returns the number of the signal that ended the run, 0 for none."""
-        self._run = None  # every fit is a run of its own
+        """Run the rounds; returns the number of the signal that stopped the run, 0 if none did."""
+        self._run = None  # if this run is refused, `trainer.run` is not the one before it
         path = self._resolve(ckpt_path)
         saved = load_checkpoint(path) if path is not None else None
         client_model, data = self._prepare(model, datamodule, "fit")
@@ -180,11 +184,12 @@ class FederatedTrainer(LightningFacade):
         engine = builder.engine(saved["engine"] if saved is not None else {})
         if saved is not None and path is not None:
             check_resumable(saved["settings"], builder.description, path)
-        # The folder is made last, when nothing is refused any more.
+        # Everything that could be refused has been checked: a refused run leaves no folder.
         folder = self._open_folder(data)
         run = self._run = builder.build(engine, folder, self.loggers, self.display)
         for callback in self.callbacks:
             callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
+        # First `on_run_start`, where callbacks make their state and declare slots, then the state of the checkpoint.
         for federated in run.callbacks:
             federated.on_run_start(run)
         if saved is not None and path is not None:
@@ -195,7 +200,8 @@ class FederatedTrainer(LightningFacade):
         client_model.call_hook("on_train_start")
         with GracefulSignals(run.stop_request, self.display.message):
             self._run_rounds(run)
-        signal = max(self._processes.gather(run.stop_request.signal))  # one process may be told for all
+        signal = max(self._processes.gather(run.stop_request.signal))  # perhaps only one process got it
+        # To a copy: the user may train the module on, and x stays the server's.
         client_model.load(run.server.vector.clone(), run.server.buffers, run.server.counters)
         model.on_train_end()
         model.on_fit_end()
@@ -211,7 +217,7 @@ class FederatedTrainer(LightningFacade):
         Args:
             model: the module.
             datamodule: its data.
-            ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
+            ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
         with self._watch.guarding():
             return self._evaluate_once(model, datamodule, ckpt_path, "validate")[0]
@@ -224,7 +230,7 @@ class FederatedTrainer(LightningFacade):
         Args:
             model: the module.
             datamodule: its data.
-            ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
+            ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
         with self._watch.guarding():
             return self._evaluate_once(model, datamodule, ckpt_path, "test")[0]
@@ -237,7 +243,7 @@ class FederatedTrainer(LightningFacade):
         Args:
             model: the module.
             datamodule: its data.
-            ckpt_path: a checkpoint, or "last" for the newest of default_root_dir; none for the model as it is.
+            ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
         with self._watch.guarding():
             _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
@@ -251,13 +257,13 @@ class FederatedTrainer(LightningFacade):
 
     @property
     def stack(self) -> list[FederatedCallback]:
-        """The algorithm: those of ``callbacks`` that are FederatedCallbacks, in order."""
+        """The algorithm: the FederatedCallbacks among ``callbacks``, in order."""
         return [callback for callback in self.callbacks if isinstance(callback, FederatedCallback)]
 
     def _prepare(
         self, model: LightningModule, datamodule: LightningDataModule, stage: str
     ) -> tuple[ClientModel, FederatedData]:
-        """Start the processes, check and place data and model."""
+        """Start the processes, check the arguments, and put data and model on the device."""
         check_writable(self.default_root_dir)
         if self.world_size > 1 and not self._are_launched:
             self.fabric.launch()
@@ -271,6 +277,7 @@ class FederatedTrainer(LightningFacade):
             raise ValueError(
                 f"{type(model).__name__} uses manual optimization; a client's steps are taken by the trainer."
             )
+        # One process after the other, so that only the first one downloads.
         with self.fabric.rank_zero_first():
             datamodule.prepare_data()
         datamodule.setup(stage)
@@ -294,9 +301,10 @@ class FederatedTrainer(LightningFacade):
         )
 
     def _open_folder(self, data: FederatedData) -> Path:
-        """A new folder for a run, with the partition and the CSV files in it."""
+        """Make a new run folder, save the partition in it, and direct the CSV logger to it."""
         self.log_dir = self._processes.ask_first(lambda: str(new_run_folder(self.default_root_dir)))
-        folder, partition = Path(self.log_dir), getattr(data, "partition", None)
+        folder = Path(self.log_dir)
+        partition = getattr(data, "partition", None)
         if self.is_global_zero and partition is not None:
             partition.save(folder / "partition.pt")
         self.loggers = [logger for logger in self.loggers if logger is not self._csv_logger]
@@ -311,6 +319,7 @@ class FederatedTrainer(LightningFacade):
         return find_last(self.default_root_dir) if ckpt_path == "last" else Path(ckpt_path)
 
     def _how_to_go_on(self) -> str:
+        """A sentence for errors: where the last checkpoint is."""
         last = Path(self.log_dir) / "checkpoints" / "last.ckpt"
         if not self.log_dir or not last.exists():
             return "There is no checkpoint of this run."
@@ -319,9 +328,10 @@ class FederatedTrainer(LightningFacade):
     # -- steps of fit -------------------------------------------------------------------------------------------------
 
     def _run_rounds(self, run: Run) -> None:
-        """Run the loop, with what people see around it."""
-        loop, done = FederatedLoop(run), run.progress.round
-        self.display.message(_headline(run))
+        """Run the loop and show its progress to the user."""
+        loop = FederatedLoop(run)
+        done = run.progress.round
+        self.display.message(run.headline)
         if run.engine.compiles:
             self.display.message("The first rounds compile the local step, for seconds per shape of batch.")
         if done >= run.max_rounds:
@@ -345,7 +355,7 @@ class FederatedTrainer(LightningFacade):
     def _evaluate_once(
         self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None, stage: Stage
     ) -> tuple[dict[str, float], list[Any]]:
-        """Metrics and outputs of a stage, in a new folder."""
+        """Run the steps of a stage once, in a new run folder; returns metrics and outputs."""
         path = self._resolve(ckpt_path)
         state = load_checkpoint(path) if path is not None else None
         client_model, data = self._prepare(model, datamodule, stage)
@@ -368,7 +378,7 @@ class FederatedTrainer(LightningFacade):
 
 
 def _as_list(callbacks: list[FederatedCallback] | FederatedCallback | None) -> list[Callback]:
-    """The callbacks as a list; raises ValueError for those whose hooks would not be called."""
+    """The argument ``callbacks`` as a list; raises ValueError for a callback whose hooks would not be called."""
     listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
     for callback in listed:
         if not isinstance(callback, FederatedCallback | SaveConfigCallback):
@@ -376,18 +386,8 @@ def _as_list(callbacks: list[FederatedCallback] | FederatedCallback | None) -> l
     return list(listed)
 
 
-def _headline(run: Run) -> str:
-    cohort = f", cohorts of {run.engine.cohort_size}" if run.engine.name == "vectorized" else ""
-    algorithms = [type(c).__name__ for c in run.callbacks if not c.observes] or ["FedAvg"]
-    observers = [type(c).__name__ for c in run.callbacks if c.observes]
-    return (
-        f"{' + '.join(algorithms + observers)}: {run.num_clients} clients, D = {run.layout.dim:,}, {run.engine.name} "
-        f"engine{cohort}, {run.device}; run folder {run.folder}"
-    )
-
-
 def _load_weights(module: LightningModule, state: dict[str, Any], path: Path | None) -> None:
-    """Take the weights of a checkpoint, for evaluation; raises CheckpointError for those of another model."""
+    """Load the weights of a checkpoint, for evaluation; raises CheckpointError if they are those of another model."""
     try:
         module.load_state_dict(state["state_dict"])
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Errors of the command line on one line: the setting, its value, what would be right.
+"""One-line errors of the command line: the setting, its value, and what would be right.
 
-jsonargparse lists every alternative of a union over many indented lines. The first one is what the user meant, for our
-unions begin with the usual case: it is followed to its end, and the end is put into words. Messages of any other kind
-are shown as they are, on one line.
+For a setting whose type is a union, jsonargparse reports the errors of all alternatives, over many indented lines. Only
+the first alternative is read here, since our unions begin with the usual case; its innermost error is put into words.
+Any other message is shown as it is, on one line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _WORDS = {
     "list": "a list",
     "dict": "a mapping",
 }
-# A step into a setting or into a class; a name in `<class 'a.B'>`, `list[a.B]` or `Literal['b']`; the value given.
+# In a message of jsonargparse: the line that begins a nested setting or class, such as `Parser key "trainer":`; the
+# names in a type, such as `<class 'a.B'>`, `list[a.B]` or `Literal['b']`; and the value that the user gave.
 _LEVEL = re.compile(r"""(?:Parser key "(.+?)"(?:\[\d+\])?|Problem with given class_path '(.+?)'):?\s*""")
 _TYPES = re.compile(r"Literal\[(.*?)\]|(\w+)(?='>|\]|$)")
 _VALUE = re.compile(
@@ -42,18 +43,18 @@ _VALUE = re.compile(
 
 
 def one_line(message: str, options: Iterable[str] = ()) -> str:
-    """A message of jsonargparse, or any other, as one sentence or two.
+    """Rewrite a message of jsonargparse, or any other message, on one line.
 
     Args:
-        message: The text.
-        options: The settings that the parser knows, such as ``trainer.max_rounds``.
+        message: The message.
+        options: The settings that the parser knows, such as ``trainer.max_rounds``; to find near names.
     """
     sentence = _sentence(message, sorted(options))
     return sentence if sentence.endswith((".", "?", "!")) else sentence + "."
 
 
 def describe_error(error: Exception) -> str:
-    """The text of an error on one line, without the number of an OSError."""
+    """The text of an error on one line; that of an OSError without its number."""
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
     text = str(error)
@@ -63,12 +64,13 @@ def describe_error(error: Exception) -> str:
 
 
 def is_about_settings(error: Exception) -> bool:
-    """Whether an error is for the user to mend, by a setting or a file: raised by lfl, or in a library that lfl called.
+    """Whether the user can mend an error by a setting or a file, so that its message is enough, without a traceback.
 
-    What passes through code of the user's own (but a ``check``, which is there to refuse settings), or breaks inside
-    torch during a computation, needs its traceback.
+    True if the error was raised by lfl or by a library that lfl called. False if it passed through the user's own code
+    (except for a method ``check``, which refuses settings), or was raised by torch during a computation.
     """
     stack = [(f.f_globals.get("__name__", ""), f.f_code.co_name) for f, _ in traceback.walk_tb(error.__traceback__)]
+    # From the outermost call inwards: what a `check` calls may be the user's code.
     for module, function in stack:
         if function == "check":
             break
@@ -76,27 +78,39 @@ def is_about_settings(error: Exception) -> bool:
             return False
     if isinstance(error, ValueError | OSError):
         return True
+    # A RuntimeError may come from anywhere in torch. It is about settings if lfl itself raised it (the last module of
+    # the stack is lfl's), or if nothing of lfl but the parser was running.
     ours = [module for module, _ in stack if module.startswith("lfl.")]
     return isinstance(error, RuntimeError) and (ours[-1:] == [stack[-1][0]] or set(ours) <= {"lfl.cli.parser"})
 
 
 def _follow(message: str) -> tuple[str, str, str, str]:
-    """Where the first alternative ends: the setting, its innermost class, what the union accepts, and the rest."""
-    keys, class_path, types = [], "", ""
+    """Find the innermost error of the first alternative.
+
+    Returns:
+        The setting (``trainer.callbacks``), the innermost class path, the types that the union accepts, and the rest of
+        the message from the error on.
+    """
+    keys: list[str] = []
+    class_path = ""
+    types = ""
     lines = message.splitlines()
     for number, line in enumerate(lines):
         text = line.strip().removeprefix("- ")
+        # One line may begin several levels; a new level forgets the types of the union outside.
         while level := _LEVEL.match(text):
             keys += [level[1]] if level[1] else []
             class_path, types, text = level[2] or class_path, "", text[level.end() :]
         if text.startswith("Subtypes: "):
             types = text
+        # The first line that says what is wrong; the lines before it only say where.
         elif text and not text.startswith(("Does not validate", "Errors:", "Problems parsing", "Expected a path but")):
             return ".".join(keys), class_path, types, "\n".join([text, *lines[number + 1 :]])
     return ".".join(keys), class_path, types, message
 
 
 def _sentence(message: str, options: list[str]) -> str:
+    """Put the innermost error of a message into words."""
     key, class_path, types, rest = _follow(message)
     text = rest.partition("\n")[0]
     if unknown := re.search(r"unrecognized arguments: (.*)|not accept option '(.*)'", text):
@@ -113,11 +127,20 @@ def _sentence(message: str, options: list[str]) -> str:
         return " ".join(message.split())
     if unknown := re.search(r"Option '(.*?)' is not accepted(?:.*?class_path='(.*?)')?", text):
         return f"`{key}.{unknown[1]}`: {_unknown_argument(unknown[2] or class_path, unknown[1])}"
-    value = next(filter(None, found.groups()), "") if (found := _VALUE.search(rest)) else ""
+    match = _VALUE.search(rest)
+    value = next(filter(None, match.groups()), "") if match else ""  # the text of the alternative that matched
     return _wrong_value(key, value, text, _names(types))
 
 
 def _wrong_value(key: str, value: str, text: str, types: list[str]) -> str:
+    """Say which value of setting ``key`` is wrong and what it must be.
+
+    Args:
+        key: The setting.
+        value: What the user gave.
+        text: The error.
+        types: The types that the setting accepts.
+    """
     shown = value if len(value) <= 80 else value[:77] + "..."
     if text.startswith("Not a valid subclass"):
         return f"`{key}` takes a `class_path` and, with all arguments of the class below it, `init_args`; got {shown}"
@@ -139,13 +162,13 @@ def _wrong_value(key: str, value: str, text: str, types: list[str]) -> str:
 
 
 def _names(types: str) -> list[str]:
-    """The names in jsonargparse's text of a type, each once and None left out; what stands for itself is quoted."""
-    found = [name for literal, name in _TYPES.findall(types) for name in (literal.split(", ") if literal else [name])]
-    return [name for name in dict.fromkeys(found) if name != "NoneType"]
+    """The names in jsonargparse's text of a type, each once, without None; the values of a Literal are in quotes."""
+    names = [name for literal, name in _TYPES.findall(types) for name in (literal.split(", ") if literal else [name])]
+    return [name for name in dict.fromkeys(names) if name != "NoneType"]
 
 
 def _unknown_argument(class_path: str, name: str) -> str:
-    """That a class has no such argument, and which one may be meant."""
+    """Say that a class has no such argument, and which argument may be meant."""
     module, _, class_name = class_path.rpartition(".")
     arguments = _arguments(getattr(import_module(module), class_name))
     hint = _near(name, arguments) or _owners(name) or f"; it takes {', '.join(arguments) or 'none'}"
@@ -153,14 +176,15 @@ def _unknown_argument(class_path: str, name: str) -> str:
 
 
 def _near_option(name: str, options: list[str]) -> str:
-    bare, last = name.lstrip("-"), name.lstrip("-").rpartition(".")[2]
+    bare = name.lstrip("-")
+    last = bare.rpartition(".")[2]
     names = [option.lstrip("-") for option in options]
     near = difflib.get_close_matches(bare, names, 1, 0.7) or [path for path in names if path.endswith(f".{last}")]
     return f"; did you mean `{'--' if name.startswith('-') else ''}{near[0]}`?" if near else _owners(last)
 
 
 def _owners(argument: str) -> str:
-    """The classes of lfl that have an argument, for a user who put it on another level."""
+    """Name the classes of lfl that have an argument, for a user who put it on the wrong level of a config."""
     ours = {name: cls for name, cls in _known_classes().items() if cls.__module__.startswith("lfl.")}
     owners = [name for name, cls in ours.items() if argument in _arguments(cls)]
     return f"; it is an argument of {' and '.join(owners[:2])}: mind the level" if owners else ""
@@ -172,7 +196,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 
 def _known_classes() -> dict[str, type]:
-    """The classes that the command line knows by their short names."""
+    """The classes that the command line knows by their short names, by name."""
     packages = [*(f"lfl.{name}" for name in _PACKAGES), "torch.optim", "torch.optim.lr_scheduler"]
     items = [item for package in packages for item in vars(import_module(package)).items()]
     return {name: item for name, item in items if isinstance(item, type) and not name.startswith("_")}

@@ -1,4 +1,4 @@
-"""Evaluating the server's model with the module's own validation, test and prediction steps."""
+"""Evaluation of the server's model by the module's own validation, test and prediction steps."""
 
 from __future__ import annotations
 
@@ -24,28 +24,32 @@ _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
 class Evaluator:
     """Runs ``validation_step``, ``test_step`` or ``predict_step`` over dataloaders, in evaluation mode.
 
-    Logged values are averaged over examples; ``Metric`` objects are computed over the whole set.
+    Logged values are averaged over examples; ``Metric`` objects are computed over the whole data set.
 
     Args:
-        model: the model; evaluation uses its parameters as they are bound.
-        processes: for the device and, if there are several, to share the batches.
+        model: the model; it is evaluated with the parameters that are bound to it at the time.
+        processes: the processes of the run, which share the batches.
     """
 
     def __init__(self, model: ClientModel, processes: Processes) -> None:
-        self._model, self._processes = model, processes
-        # By stage and loader: names and shapes of the last time are what spares processes to agree on them anew.
-        self._joined: dict[tuple[Stage, int | None], ProcessSums] = {}
+        self._model = model
+        self._processes = processes
+        # One for each stage and loader: the names of logged values, which `ProcessSums` remembers, differ among them.
+        self._process_sums: dict[tuple[Stage, int | None], ProcessSums] = {}
 
     def can(self, stage: Stage) -> bool:
-        """Whether the module has the step for ``stage``."""
+        """Whether the module implements the step for ``stage``."""
         return stage == "predict" or is_overridden(f"{_STEPS[stage]}_step", self._model.module)
 
     def run(self, stage: Stage, dataloaders: Any) -> tuple[dict[str, float], list[Any]]:
-        """Run a step over all batches; returns metrics, and the outputs of ``predict_step`` of this process.
+        """Run a step over all batches; every process must call it.
 
         Args:
             stage: which step to run.
             dataloaders: one iterable of batches, or a list of them.
+
+        Returns:
+            The metrics by name, the same on all processes, and the outputs of ``predict_step`` on this process.
         """
         several = isinstance(dataloaders, list | tuple)
         loaders: list[Iterable[Any]] = list(dataloaders) if several else [dataloaders]
@@ -53,7 +57,8 @@ class Evaluator:
         outputs: list[Any] = []
         module = self._model.module
         prefix = _STEPS[stage]
-        modes = {part: part.training for part in module.modules()}
+        # Each submodule's own mode is restored, as Lightning does: frozen ones may be in evaluation mode all the time.
+        modes = {submodule: submodule.training for submodule in module.modules()}
         module.eval()
         try:
             with torch.no_grad(), self._model.recording():
@@ -63,45 +68,45 @@ class Evaluator:
                     suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
                     means = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
                     metrics.update({name + suffix: value for name, value in means.items()})
+                # Started anew: values that the hook logs are metrics of the whole set, not of the last batch.
                 self._model.recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
                 metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
                 metrics.update(self._model.compute_metrics(self._processes.gather))
                 self._call(f"on_{prefix}_end")
         finally:
-            for part, training in modes.items():  # as Lightning does: frozen parts may be in evaluation mode
-                part.training = training
+            for submodule, was_training in modes.items():
+                submodule.training = was_training
         return metrics, outputs
 
     def run_alone(self, stage: Stage, batches: Iterable[Any]) -> dict[str, float]:
-        """Metrics of batches that other processes do not share, such as a client's own examples."""
-        module = self._model.module
-        modes = [part for part in module.modules() if part.training]
-        for part in modes:
-            part.training = False
+        """Run a step over batches of this process alone, such as a client's own examples; returns the metrics."""
+        in_training = [submodule for submodule in self._model.module.modules() if submodule.training]
+        for submodule in in_training:
+            submodule.training = False
         try:
             with torch.no_grad(), self._model.recording():
                 means = _means(self._sums(stage, batches, None, []))
                 return {**means, **self._model.compute_metrics()}
         finally:
-            for part in modes:
-                part.training = True
+            for submodule in in_training:
+                submodule.training = True
 
     def _run_loader(
         self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
     ) -> dict[str, float]:
-        # Every process reads all batches and takes each n-th: loaders need not know of processes.
+        # With W processes, each reads all batches and takes every W-th, so that loaders need not know of processes.
         mine = itertools.islice(loader, self._processes.rank, None, self._processes.count)
-        joined = self._joined.setdefault((stage, index), ProcessSums(self._processes))
-        return _means(joined.join(self._sums(stage, mine, index, outputs)))
+        process_sums = self._process_sums.setdefault((stage, index), ProcessSums(self._processes))
+        return _means(process_sums.join(self._sums(stage, mine, index, outputs)))
 
     def _sums(self, stage: Stage, batches: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, Tensor]:
-        """What the steps log, summed over examples, and how many there were [2] (float64), by name."""
+        """Run a step over batches; returns each logged value's sum over examples and their number, [2] (float64)."""
         step = getattr(self._model.module, f"{_STEPS[stage]}_step")
         recorder = self._model.recorder
         sums: dict[str, Tensor] = {}
         for count, raw in enumerate(batches):
-            # The number that the batch has in the loader, as `batch_idx`.
+            # `batch_idx` is the batch's number in the loader, not among those of this process.
             number = count * self._processes.count + self._processes.rank
             batch = self._model.converted(move_data_to_device(raw, self._processes.device))
             recorder.start()
@@ -109,7 +114,8 @@ class Evaluator:
                 output = step(*_arguments(step, batch, number, index))
             if stage == "predict":
                 outputs.append(output)
-            size = _batch_size(batch)  # unless the step says otherwise, as Lightning's `self.log(batch_size=)` does
+            # As in Lightning: a value's weight is the size of the batch, unless `self.log` is given a `batch_size`.
+            size = _batch_size(batch)
             for name, value in recorder.values.items():
                 weight = recorder.batch_sizes.get(name, size)
                 row = torch.stack([value.double() * weight, value.new_tensor(weight, dtype=torch.float64)])
@@ -126,13 +132,13 @@ def _means(sums: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _arguments(step: Any, batch: Any, number: int, index: int | None) -> tuple[Any, ...]:
-    """As many of batch, its number and that of its loader as the step takes: Lightning allows one, two or three."""
+    """The arguments of a step: batch, its number, and the number of its loader, as many of them as the step takes."""
     count = len(inspect.signature(step).parameters)
     return (batch, number, index or 0)[:count]
 
 
 def _batch_size(batch: Any) -> int:
-    """The number of examples of a batch, from its first tensor."""
+    """The number of examples of a batch: the length of its first tensor."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor):
             return len(leaf) if leaf.dim() else 1

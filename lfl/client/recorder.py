@@ -1,4 +1,4 @@
-"""What a training or evaluation step logs."""
+"""Records what a training or evaluation step logs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torchmetrics import Metric
 
 @dataclass
 class LoggedSum:
-    """A value that C clients logged, summed over their examples.
+    """A value that the clients of a cohort logged, summed over each client's examples.
 
     Attributes:
-        total: sums [C], float64.
-        count: numbers of examples [C], float64 (on the CPU).
+        total: sum of each client [C], float64.
+        count: number of examples of each client [C], float64 (on the CPU).
     """
 
     total: Tensor
@@ -28,7 +28,7 @@ class LoggedSum:
         return len(self.count)
 
     def sum(self) -> Tensor:
-        """The sum over all clients' examples, and how many there are [2]."""
+        """The sum over the examples of all clients, and the number of these examples [2]."""
         return torch.stack([self.total.sum(), self.total.new_tensor(self.count.sum())])
 
     def keep(self, mask: Tensor) -> LoggedSum:
@@ -37,12 +37,12 @@ class LoggedSum:
 
 
 class Recorder:
-    """Stands in for ``self.log``: keeps what a step logs as tensors, without synchronizing anything.
+    """Takes the place of ``self.log``: keeps what a step logs as tensors, without waiting for the GPU.
 
     Attributes:
         values: scalars logged since ``start``, by name.
         metrics: Metric objects logged since they were cleared, by name.
-        batch_sizes: the ``batch_size`` given with a value, where one was, by name.
+        batch_sizes: the ``batch_size`` that was given with a value, by name.
     """
 
     def __init__(self) -> None:
@@ -52,14 +52,15 @@ class Recorder:
 
     def start(self) -> None:
         """Forget the values of the last step."""
-        self.values, self.batch_sizes = {}, {}
+        self.values = {}
+        self.batch_sizes = {}
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Stand in for ``LightningModule.log``; ``on_step`` and ``on_epoch`` both mean: over a round's examples.
+        """Take the place of ``LightningModule.log``. With ``on_step`` too, values are averaged over a round's examples.
 
         Raises:
             ValueError: ``reduce_fx`` is not the mean.
-            TypeError: the value is no scalar.
+            TypeError: the value is not a scalar.
         """
         reduce_fx = options.get("reduce_fx", "mean")
         if reduce_fx not in ("mean", torch.mean):
@@ -75,16 +76,16 @@ class Recorder:
             self.batch_sizes[name] = options["batch_size"]
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        """Stand in for ``LightningModule.log_dict``."""
+        """Take the place of ``LightningModule.log_dict``."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **options)
 
 
 def as_scalar(value: Tensor, rule: str) -> Tensor:
-    """``value`` without dimensions.
+    """Reshape a tensor of one element to one without dimensions.
 
     Raises:
-        TypeError: it has several elements; the message begins with ``rule``.
+        TypeError: it does not have exactly one element; the message begins with ``rule``.
     """
     if value.numel() != 1:
         raise TypeError(f"{rule}, got a tensor of shape {tuple(value.shape)}.")

@@ -348,15 +348,13 @@ def match_label_mix(train: IndexSets, targets: Tensor, test_targets: Tensor, see
     counts = torch.bincount(compact[:num_train], minlength=num_classes)
     tests = ExamplesByClass.shuffled(compact[num_train:], draws, num_classes)
     # Systematic sampling in each class: of its m_k test examples, the j-th is the point (j + start) / m_k of the
-    # class's stretch of the row, and goes to the client of the training example at that point. The upper limits are for
-    # points that are rounded up to the end of a stretch, and for classes without training examples, whose stretch is
-    # empty.
+    # class's stretch of the row, and goes to the client of the training example there. The limits are for points that
+    # are rounded up to the end of a stretch, and for empty stretches, of classes without training examples.
     start = torch.rand(num_classes, generator=draws, dtype=torch.float64)[tests.classes]
     count = counts[tests.classes]
     step = ((tests.ranks + start) / tests.counts[tests.classes] * count).long().clamp(max=num_train - 1)
     entry = (counts.cumsum(0) - counts)[tests.classes] + torch.minimum(step, (count - 1).clamp(min=0))
-    # The owners of test examples of classes on which no client trains.
-    anyone = torch.randint(len(train), (len(test_targets),), generator=draws)
+    anyone = torch.randint(len(train), (len(test_targets),), generator=draws)  # for classes on which nobody trains
     owners = torch.empty(len(test_targets), dtype=torch.int64)
     owners[tests.order] = torch.where(count > 0, train_owners[row[entry.clamp(max=num_train - 1)]], anyone)
     return IndexSets.from_owners(owners, len(train))

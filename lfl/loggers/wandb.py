@@ -1,6 +1,6 @@
-"""Weights & Biases without its surprises: no prompt, no long wait for a network that is not there, no dropped rows.
+"""A logger for Weights & Biases that never prompts, never waits long for a missing network, and drops no rows.
 
-``wandb`` itself is imported when the run is opened, not before.
+``wandb`` itself is imported when the run is opened, since that takes long.
 """
 
 import contextlib
@@ -23,31 +23,32 @@ from typing_extensions import override
 from lfl.loggers.csv import METRICS_FILE, TIMING_FILE, read_rows
 
 _AXIS = "round"
-# wandb waits 90 s for a server and for ever for an upload: its settings, their defaults and what takes their place.
+# By default wandb waits 90 s for its server, and without limit for an upload. Setting: (wandb's default, ours).
 _LIMITS = {"init_timeout": (90.0, 10.0), "finish_timeout": (0.0, 120.0), "finish_timeout_raises": (False, True)}
 _CREDENTIALS = {"api_key", "base_url", "identity_token_file"}
 
-# wandb has one current run in a process. Ours may be closed for the next of ours; one that the user opened may not.
+# The runs that our loggers opened. wandb has one current run per process: a run of ours may be closed when the next of
+# ours is opened, but not a run that the user opened.
 _opened: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 class WandbLogger(LightningWandbLogger):
     """Lightning's logger for Weights & Biases, with rounds as the axis of every metric.
 
-    The run is online if a key is configured, nobody asked for offline and the server answers within ten seconds.
-    Otherwise it is offline, and one line says why, where the run lies and how to upload it. Nothing is ever asked on
-    the terminal. Under a sweep agent, and in a run that was opened with ``wandb.init`` before, everything is left as it
-    is.
+    The run is online if an API key is configured, ``offline`` is not set, and the server answers within ten seconds.
+    Otherwise the run is offline, and one line says why, where its files are and how to upload them. Nothing is ever
+    asked on the terminal. Under a sweep agent, and in a run that the user opened with ``wandb.init``, nothing is
+    changed.
 
-    A resumed run goes on under the same id if both its parts are online. W&B cannot do that offline (the upload of the
-    second part erases the first, https://github.com/wandb/wandb/issues/5865), so there the resumed run is a new one,
-    and `continue_from` gives it the earlier rounds.
+    A resumed run keeps its id if it is online and was online before. Offline that is not possible (uploading the second
+    part erases the first, https://github.com/wandb/wandb/issues/5865): the resumed run gets a new id, and
+    `continue_from` gives it the earlier rounds.
 
     Args:
-        name: The run's name on the web page; W&B invents one by default.
-        save_dir: The folder in which the folder ``wandb`` is made; ``$WANDB_DIR`` or the current one by default.
-        project: The project; ``$WANDB_PROJECT`` or ``lfl`` by default.
-        offline: Do not try to be online.
+        name: Name of the run on the web page; W&B invents one by default.
+        save_dir: Folder in which the folder ``wandb`` is made; ``$WANDB_DIR`` or the current folder by default.
+        project: Project; ``$WANDB_PROJECT`` or ``lfl`` by default.
+        offline: Stay offline.
         **kwargs: Arguments of Lightning's logger and of ``wandb.init``, such as ``entity``, ``group`` and ``tags``.
     """
 
@@ -69,10 +70,10 @@ class WandbLogger(LightningWandbLogger):
         )
         del self._wandb_init["anonymous"]  # wandb warns of it, whatever its value
         if not (self._wandb_init.get("resume_from") or self._wandb_init.get("fork_from")):
-            # The command line passes None for what is not given, which would replace Lightning's own default.
+            # The command line passes None for arguments that are not given, which replaces Lightning's own default.
             self._wandb_init["resume"] = self._wandb_init["resume"] or "allow"
-        self._resumed: dict[str, Any] | None = None
-        self._history: tuple[Path, int] | None = None
+        self._resumed: dict[str, Any] | None = None  # id and state of the run that a checkpoint belongs to
+        self._history: tuple[Path, int] | None = None  # folder and last round of the CSV files to copy rounds from
 
     @property
     @override
@@ -80,7 +81,8 @@ class WandbLogger(LightningWandbLogger):
     def experiment(self) -> Any:
         """The ``wandb`` run, opened at first use."""
         if self._experiment is None:
-            if getattr(self, "_attach_id", None) is not None:  # a logger that was pickled, with its run still open
+            # The logger was pickled while its run was open: Lightning attaches to that run.
+            if getattr(self, "_attach_id", None) is not None:
                 return super().experiment
             self._experiment = self._open()
         return self._experiment
@@ -88,43 +90,45 @@ class WandbLogger(LightningWandbLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log the metrics of round ``step``; several times a round, and in any order, if need be."""
+        """Log the metrics of round ``step``; may be called several times per round, and in any order of rounds."""
         self._log(self.experiment, metrics, step)
 
     @rank_zero_only
     def continue_from(self, directory: str | Path, last_round: int) -> None:
-        """Begin a run that cannot go on under its old id with the rounds in the files of `CSVLogger`.
+        """Log the rounds of a resumed run again if it cannot keep its id; they are read from the files of `CSVLogger`.
 
         Args:
             directory: The folder of the run that is resumed.
-            last_round: The last round to take over.
+            last_round: The last round to log again.
         """
         self._history = (Path(directory), last_round)
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's id and whether it is on the server."""
+        """The id of the run, and whether it is online."""
         if self._experiment is None:
             return dict(self._resumed or {"id": self.version, "is_online": False})
         return {"id": self.version, "is_online": not (self._experiment.offline or self._experiment.disabled)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run of a checkpoint; to be called before this logger's run is opened."""
+        """Continue the run of a checkpoint; must be called before this logger's run is opened."""
         if state["id"] is not None:
             self._resumed = dict(state)
 
     @override
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Upload what is left of an online run, for two minutes at most; the rest stays on the disk.
+        """Finish uploading an online run, within two minutes; what is not uploaded by then stays on the disk.
 
-        Metrics that are logged later open the run again. An offline run cannot be opened again and is left open, until
-        the process ends or another logger opens its run; its rows are on the disk all the time.
+        Metrics that are logged later open the run again. An offline run cannot be opened again, so it stays open until
+        the process ends or another logger opens a run; its rows are always on the disk.
         """
         super().finalize(status)
         run = self._experiment
         if run is None or run not in _opened or (run.offline and status == "success"):
             return
-        self._id, self._resumed = run.id, self.state_dict()
+        # For metrics that are logged later: the run is then opened again under its id.
+        self._id = run.id
+        self._resumed = self.state_dict()
         self._experiment = None
         try:
             run.finish(exit_code=0 if status == "success" else 1)
@@ -135,13 +139,14 @@ class WandbLogger(LightningWandbLogger):
         row = {f"{self._prefix}{self.LOGGER_JOIN_CHAR}{key}" if self._prefix else key: metrics[key] for key in metrics}
         if step is not None:
             row[_AXIS] = step
-        # Without wandb's own `step`: it drops a row whose step is smaller than the last one's.
+        # Not with wandb's own argument `step`, which makes it drop rows that come out of order.
         run.log(row)
 
     def _open(self) -> Any:
-        """The run of the user, or a new one, with its axis and with the rounds of the run that it goes on with."""
+        """Take the run that the user opened, or open a new one; set its axis and log the rounds of a resumed run."""
         import wandb
 
+        # The last logger's run: wandb would return it instead of opening a new one.
         if wandb.run is not None and wandb.run in _opened:
             wandb.run.finish()
         run = wandb.run
@@ -151,7 +156,9 @@ class WandbLogger(LightningWandbLogger):
             run = self._init(wandb)
         run.define_metric(_AXIS)
         run.define_metric("*", step_metric=_AXIS)
-        resumed, self._resumed = self._resumed, None
+        resumed = self._resumed
+        self._resumed = None
+        # Under the old id the server has the earlier rounds already.
         if self._history is not None and resumed is not None and run.id != resumed["id"]:
             directory, last_round = self._history
             rounds: dict[int, dict[str, float]] = defaultdict(dict)
@@ -164,23 +171,25 @@ class WandbLogger(LightningWandbLogger):
         return run
 
     def _init(self, wandb: Any) -> Any:
-        """Open a run, online if that can be done at once; for a sweep agent and disabled as wandb does by itself."""
-        arguments, defaults = dict(self._wandb_init), wandb.setup().settings
+        """Open a run: online if the server can be used at once, otherwise offline, with one line that says why."""
+        arguments = dict(self._wandb_init)
+        defaults = wandb.setup().settings
         mode = arguments.pop("mode", None) or defaults.mode
+        # Here wandb decides by itself: a sweep agent has chosen the run, and a disabled one goes nowhere.
         if defaults.sweep_id or (mode == "disabled" and not self._offline):
             return wandb.init(**self._wandb_init)
-        own = arguments.pop("settings", None) or {}
-        own = own if isinstance(own, dict) else own.model_dump(exclude_unset=True)
-        arguments["settings"] = {"silent": True, **own}
+        settings = arguments.pop("settings", None) or {}
+        settings = settings if isinstance(settings, dict) else settings.model_dump(exclude_unset=True)
+        arguments["settings"] = {"silent": True, **settings}
         if self._offline or mode in ("offline", "dryrun"):
             reason = "as asked"
-        elif not (_CREDENTIALS & own.keys() or _has_key(wandb, defaults)):
+        elif not (_CREDENTIALS & settings.keys() or _has_key(wandb, defaults)):
             reason = "there is no API key"
         else:
             try:
                 return self._init_online(wandb, {**arguments, "mode": mode}, defaults)
             except wandb.errors.AuthenticationError:
-                raise  # a key that is wrong should be mended, not passed over
+                raise  # the user has given a wrong key, and wants to know
             except wandb.errors.CommError as error:
                 first_line, _, _ = str(error).partition("\n")
                 reason = f"{defaults.base_url} could not be used: {first_line}"
@@ -190,6 +199,8 @@ class WandbLogger(LightningWandbLogger):
         return run
 
     def _init_online(self, wandb: Any, arguments: dict[str, Any], defaults: Any) -> Any:
+        """Open an online run, under the id of the resumed run if that was online; raises wandb's own errors."""
+        # A limit that the user has changed, by an environment variable or a settings file, stays.
         limits = {name: ours for name, (theirs, ours) in _LIMITS.items() if getattr(defaults, name, None) == theirs}
         if self._resumed is not None and self._resumed["is_online"] and arguments["id"] is None:
             arguments["id"] = self._resumed["id"]
@@ -200,13 +211,14 @@ class WandbLogger(LightningWandbLogger):
 
 
 def _has_key(wandb: Any, settings: Any) -> bool:
-    """Whether wandb finds a key of its own, in the environment, its settings or the file of ``wandb login``."""
+    """Whether wandb itself finds an API key: in the environment, its settings, or the file of ``wandb login``."""
     if "prompt" not in inspect.signature(wandb.login).parameters:  # before 0.31
         return bool(wandb.api.api_key)
-    # Unless it is silent, it asks the server for the user's name, and waits for the answer.
-    silent, settings.silent = settings.silent, True
+    # If it is not silent, `login` asks the server for the user's name and waits for the answer.
+    silent = settings.silent
+    settings.silent = True
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # where it found a key it says even so
+        with contextlib.redirect_stderr(io.StringIO()):  # even then it prints where it found a key
             return bool(wandb.login(prompt=False, verify=False))
     finally:
         settings.silent = silent

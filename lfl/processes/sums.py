@@ -64,7 +64,7 @@ class ProcessSums:
         return joined
 
     def _reduce(self, sums: Mapping[Any, Tensor], is_misfit: bool) -> tuple[bool, dict[Name, Tensor]]:
-        """One all-reduce; returns whether any process has a misfit, and the sums of the names that somebody has."""
+        """Do one all-reduce; returns whether any process has a misfit, and the sums by name over all processes."""
         names = list(self._shapes)
         header = [float(is_misfit), *(float(name in sums) for name in names)]
         pieces = [torch.tensor(header, dtype=torch.float64, device=self._processes.device)]

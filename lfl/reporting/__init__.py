@@ -1,1 +1,1 @@
-"""Progress on the screen and the summary of a run."""
+"""Progress on the terminal, and the summary of a run."""

@@ -1,4 +1,4 @@
-"""Bytes and durations as text, and which metrics are better when larger."""
+"""Bytes and durations as text, and whether a metric should be large or small."""
 
 from datetime import timedelta
 
@@ -31,8 +31,8 @@ def format_seconds(seconds: float) -> str:
 
 
 def direction_of(name: str) -> int:
-    """1 if a metric of this name should be large, -1 if small, 0 if the name does not say."""
-    # Losses are looked for first: `val_acc_loss` is one.
+    """1 if a metric of this name should be large, -1 if small, 0 if the name does not tell."""
+    # First the words of losses: `val_acc_loss` should be small.
     if any(word in name for word in _LOWER_IS_BETTER):
         return -1
     return 1 if any(word in name for word in _HIGHER_IS_BETTER) else 0

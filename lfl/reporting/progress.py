@@ -1,4 +1,4 @@
-"""Progress of a run on the screen: rich's bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar of rich's on a terminal, plain lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, TextIO
 
 from lfl.reporting.formats import DOWN, LOSS, UP, format_bytes, format_seconds
 
-# Rich's drawing is imported where something is drawn: plain lines and `lfl --help` do without it.
+# Rich is imported only when a bar or table is drawn, to keep `lfl --help` and plain lines fast.
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-_DRAW_SECONDS = 0.2
-_LINE_SECONDS = 2.0
-_FILE_WIDTH = 120
+_DRAW_SECONDS = 0.2  # between two drawings of the bar
+_LINE_SECONDS = 2.0  # between two lines
+_FILE_WIDTH = 120  # characters of a table that is printed into a file
 
 
 class ProgressDisplay:
-    """The progress of a run: a live bar on a terminal, plain lines elsewhere.
+    """Shows the progress of a run: a live bar on a terminal, plain lines elsewhere.
 
-    Between two drawings a call only stores its arguments and looks at the clock. No thread draws: a data loader worker
-    that is forked while such a thread holds its lock would wait for it for ever.
+    Between two drawings, a call only stores its arguments and reads the clock. There is no thread that draws: if a
+    worker of a DataLoader were forked while such a thread held its lock, the worker would wait for the lock for ever.
 
     Rounds are counted from 1 to ``max_rounds``.
 
     Args:
         enabled: False shows nothing at all.
-        stream: Where to write; standard output as it is at `start` by default.
-        live: Whether to draw a bar; by default if ``stream`` is a terminal that can move its cursor.
+        stream: Where to write; by default what ``sys.stdout`` is at the time.
+        live: Whether to draw a bar; by default yes if ``stream`` is a terminal that can move its cursor.
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None, live: bool | None = None) -> None:
@@ -44,7 +44,7 @@ class ProgressDisplay:
         self._due = math.inf  # when the next drawing is due, on the monotonic clock
 
     def start(self, first_round: int, max_rounds: int) -> None:
-        """Show a run that begins with ``first_round``: 1, or the one after a checkpoint's."""
+        """Start to show a run whose first round is ``first_round``: 1, or the one after the round of a checkpoint."""
         if not self.enabled:
             return
         stream = self._output()
@@ -53,20 +53,20 @@ class ProgressDisplay:
         self._view = (_Bar if self._is_live(stream) else _Lines)(stream, self._progress)
 
     def round_started(self, round: int, num_clients: int) -> None:
-        """Note that a round of ``num_clients`` clients begins."""
+        """Record that a round of ``num_clients`` clients begins."""
         progress = self._progress
         progress.round = round
         progress.num_clients = num_clients
         progress.clients_done = 0
 
     def clients_done(self, count: int) -> None:
-        """Note that ``count`` more clients of the round have finished."""
+        """Record that ``count`` more clients of the round have finished."""
         self._progress.clients_done += count
         if self._view is not None and self._view.draws_clients:
             self._draw_if_due()
 
     def round_done(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Note the metrics of a finished round; those that are missing keep the value they had."""
+        """Record the metrics of a finished round; metrics that are missing keep their last value."""
         if self._view is None:
             return
         progress = self._progress
@@ -83,14 +83,15 @@ class ProgressDisplay:
             print(text, file=self._output(), flush=True)
 
     def show(self, renderable: RenderableType) -> None:
-        """Print a renderable of rich's after `stop`, such as the table of `RunSummary.render`."""
+        """Print a renderable of rich, such as the table of `RunSummary.render`; to be called after `stop`."""
         if self.enabled:
             stream = self._output()
             _console(stream, self._is_live(stream)).print(renderable)
 
     def stop(self) -> None:
-        """Draw the last state and give the terminal back; more than once does no harm."""
-        view, self._view = self._view, None
+        """Draw the last state and release the terminal; may be called more than once."""
+        view = self._view
+        self._view = None
         if view is not None:
             view.draw(self._progress)
             view.close()
@@ -99,7 +100,7 @@ class ProgressDisplay:
         if self._view is None or time.monotonic() < self._due:
             return
         self._view.draw(self._progress)
-        # Counted from the end of the drawing: on a slow terminal the next one would be due at once.
+        # Counted from the end of the drawing. Counted from its start, a slow terminal would be drawn all the time.
         self._due = time.monotonic() + (_DRAW_SECONDS if self._view.draws_clients else _LINE_SECONDS)
 
     def _output(self) -> TextIO:
@@ -110,7 +111,7 @@ class ProgressDisplay:
 
 
 class _Progress:
-    """Where a run stands: written by the calls of `ProgressDisplay`, read by `_Lines` and `_Bar`."""
+    """How far a run has come: written by `ProgressDisplay`, read by `_Lines` and `_Bar`."""
 
     def __init__(self, first_round: int, max_rounds: int) -> None:
         self.first_round = self.round = first_round
@@ -122,7 +123,7 @@ class _Progress:
         self.values: dict[str, float] = {}
 
     def take(self, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics that are shown. A tensor is not read (which would wait for its device) until it is drawn."""
+        """Keep the metrics that are shown. A tensor is read when it is drawn: reading it waits for the GPU."""
         if self.accuracy_name is None:
             names = [key for key in metrics if key.startswith("val") and "acc" in key]
             self.accuracy_name = "val_acc" if "val_acc" in names else next(iter(names), None)
@@ -132,12 +133,12 @@ class _Progress:
 
     @property
     def completed(self) -> float:
-        """Finished rounds, the running one by its share of clients."""
+        """Number of finished rounds, plus the finished share of the running round's clients."""
         return self.rounds_done + (self.clients_done / self.num_clients if self.num_clients else 0.0)
 
     @property
     def details(self) -> list[str]:
-        """The metrics, each with its name."""
+        """The metrics to show, each as text with its name."""
         names = [key for key in (LOSS, self.accuracy_name) if key in self.values]
         texts = [f"{key} {float(self.values[key]):.4g}" for key in names if key is not None]
         sent = [(name, key) for name, key in (("up", UP), ("down", DOWN)) if key in self.values]
@@ -145,7 +146,7 @@ class _Progress:
 
 
 class _Lines:
-    """Plain lines of text, one a drawing, for files and terminals that cannot draw."""
+    """Prints a line of text per drawing, for files and terminals that cannot move the cursor."""
 
     draws_clients = False
 
@@ -155,14 +156,16 @@ class _Lines:
         self._drawn_round = progress.rounds_done
 
     def draw(self, progress: _Progress) -> None:
-        if progress.rounds_done == self._drawn_round:  # `stop` draws once more
+        # `stop` draws once more: no second line for the same round.
+        if progress.rounds_done == self._drawn_round:
             return
         self._drawn_round = progress.rounds_done
         elapsed = time.monotonic() - self._started
         times = [f"{format_seconds(elapsed)} elapsed"]
         if rounds_left := progress.max_rounds - progress.rounds_done:
-            each = elapsed / (progress.rounds_done - progress.first_round + 1)
-            times.append(f"{format_seconds(each * rounds_left)} left")
+            # Of the rounds of this process only: those before a checkpoint took their time in another one.
+            per_round = elapsed / (progress.rounds_done - progress.first_round + 1)
+            times.append(f"{format_seconds(per_round * rounds_left)} left")
         self.message(" | ".join([f"round {progress.rounds_done}/{progress.max_rounds}", *progress.details, *times]))
 
     def message(self, text: str) -> None:
@@ -173,7 +176,7 @@ class _Lines:
 
 
 class _Bar:
-    """Rich's progress bar with a line of details below."""
+    """Draws a progress bar of rich's, with a line of metrics below it."""
 
     draws_clients = True
 
@@ -191,7 +194,8 @@ class _Bar:
             rich.TextColumn("elapsed,"),
             rich.TimeRemainingColumn(),
             rich.TextColumn("left"),
-            speed_estimate_period=math.inf,  # the last thousand drawings: thirty seconds are less than a slow round
+            # The time left is estimated from the last thousand drawings. The default, 30 s, may be less than a round.
+            speed_estimate_period=math.inf,
             get_time=time.monotonic,
             expand=True,
         )
@@ -199,7 +203,7 @@ class _Bar:
             "", total=progress.max_rounds, completed=progress.rounds_done, round=progress.round
         )
         self._details = Text(no_wrap=True, overflow="crop")
-        # Not `rich.Progress.start`: its own live display would have no place for the details.
+        # Not `rich.Progress.start`, whose own live display has no place for the line of metrics.
         self._live = Live(Group(self._bar, self._details), console=self._console, auto_refresh=False)
         self._live.start()
         self.draw(progress)
@@ -224,6 +228,6 @@ def _can_draw(stream: TextIO) -> bool:
 def _console(stream: TextIO, is_live: bool) -> Console:
     from rich.console import Console
 
-    # Given explicitly, for `FORCE_COLOR` would put control characters into files.
+    # `force_terminal` is given because otherwise the variable `FORCE_COLOR` would put control characters into files.
     width = None if is_live else _FILE_WIDTH
     return Console(file=stream, force_terminal=is_live, force_jupyter=False, highlight=False, width=width)

@@ -195,7 +195,7 @@ VARIANTS = {
 STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "select": (("_select",), ()),
     "download": (("_download",), ()),
-    "train: cohorts": (("cohorts", "train", "_load_buffers", "_refuse_nonfinite"), ("run_round",)),
+    "train: cohorts": (("cohorts", "train", "_load_buffers", "_drop_nonfinite"), ("run_round",)),
     "train: batches": (("of_phase", "reading_ahead"), ("_local_steps",)),
     "train: gradient": (("_train_phase",), ()),
     "train: step": (("step",), ("_take_step",)),
