@@ -1,10 +1,19 @@
 """Fixtures of all tests; what tests import is in ``worlds.py``."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from cli_world import World
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Tests are small: more threads cost more than they give, and two processes may run at once."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
+    """A folder with a small config, in which ``lfl`` is called."""
+    return World(tmp_path, monkeypatch, capsys)

@@ -22,7 +22,6 @@ QUIET: dict[str, Any] = {
     "enable_model_summary": False,
 }
 
-
 LIGHTNING_WARNINGS = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 
 

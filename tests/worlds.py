@@ -22,6 +22,7 @@ from lfl.data.partition import IndexSets, Partition
 from lfl.federation import Federation
 from lfl.models import MLP, Classifier
 from lfl.participation import FixedParticipation, FullParticipation, UniformParticipation
+from lfl.round import Round
 from lfl.run import Run
 from lfl.trainer import FederatedTrainer
 
@@ -107,6 +108,16 @@ class Bystander(FederatedCallback):
     def on_run_start(self, federation: Federation) -> None:
         assert isinstance(federation, Run)
         self.run = federation
+
+
+class Rounds(FederatedCallback):
+    """Keeps the rounds of a run, as they were at their ends."""
+
+    def __init__(self) -> None:
+        self.kept: list[Round] = []
+
+    def on_round_end(self, round: Round) -> None:
+        self.kept.append(round)
 
 
 def train(

@@ -16,10 +16,7 @@ from lfl.round import Cohort
 
 # MLP 64-12-4: the sizes of its weights and biases.
 SIZES = [64 * 12, 12, 12 * 4, 4]
-
-
 D = 832
-
 
 CODECS: dict[str, Any] = {
     "sign": Sign,

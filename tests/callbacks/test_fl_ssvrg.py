@@ -14,8 +14,6 @@ from lfl.problems import RobustRegression
 from lfl.problems.base import ProblemData
 
 GOLDEN = json.loads((GOLDEN_FILES / "fl_ssgd.json").read_text())
-
-
 N, M, D = GOLDEN["n"], GOLDEN["m"], GOLDEN["d"]
 
 

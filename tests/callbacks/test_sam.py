@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from quadratics import Linear, Spy, quadratic_data
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
-from worlds import Quadratic, cnn, mlp, train, train_quadratic
+from worlds import Quadratic, Rounds, cnn, mlp, train, train_quadratic
 
 from lfl.callbacks import SSF, ClientMomentum, Scaffold, SharpnessAware
 from lfl.callbacks.sam import climb
@@ -47,8 +47,9 @@ def test_in_a_subspace_it_climbs_along_the_whole_gradient(tmp_path: Path) -> Non
     """The first test's step with one of its two coordinates: that one moves as it did there."""
     data = quadratic_data([[1.0, 2.0]], [[-3.0, -2.0]])
     options = {"max_rounds": 1, "local_steps": 1, "module": Quadratic(dim=2), "data": data}
-    trainer, _ = train_quadratic([SharpnessAware(0.5), SSF(CoordinateSubspace(1))], tmp_path, **options)
-    kept = trainer.stack[1]._bases.at(1).lift(torch.ones(1, dtype=torch.float64))
+    rounds = Rounds()
+    trainer, _ = train_quadratic([SharpnessAware(0.5), SSF(CoordinateSubspace(1)), rounds], tmp_path, **options)
+    kept = rounds.kept[0].basis.lift(torch.ones(1, dtype=torch.float64))
     moved = torch.tensor([-0.33, -0.48], dtype=torch.float64)
     torch.testing.assert_close(trainer.server.vector, kept * moved, rtol=0, atol=1e-14)
 

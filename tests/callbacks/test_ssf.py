@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worlds import Bystander, Quadratic, QuadraticData, train, train_quadratic
+from worlds import Bystander, Quadratic, QuadraticData, Rounds, train, train_quadratic
 
 from lfl.callbacks import SSF, Scaffold
 from lfl.subspace import CoordinateSubspace, IdentitySubspace, LayerwiseSubspace
@@ -21,12 +21,13 @@ def test_ssf_with_the_identity_is_scaffold(engine: str, tmp_path: Path) -> None:
 
 def test_ssf_with_one_full_gradient_is_projected_gradient_descent(tmp_path: Path) -> None:
     """K=1, all clients, whole batches: ``x+ = x - eta P^T P grad F(x)``."""
-    trainer, data = train_quadratic([SSF(CoordinateSubspace(5))], tmp_path, max_rounds=3, local_steps=1)
+    rounds = Rounds()
+    trainer, data = train_quadratic([SSF(CoordinateSubspace(5)), rounds], tmp_path, max_rounds=3, local_steps=1)
     x = torch.zeros(12, dtype=torch.float64)
-    for number in range(1, 4):
-        basis = trainer.stack[0]._bases.at(number)
+    for basis in [round.basis for round in rounds.kept]:
         gradient = (data.curvature * (x - data.centre)).mean(dim=0)
         x = x - 0.1 * basis.lift(basis.project(gradient))
+    assert len(rounds.kept) == 3
     torch.testing.assert_close(trainer.server.vector, x, rtol=0, atol=1e-14)
 
 

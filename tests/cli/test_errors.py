@@ -10,13 +10,7 @@ import pytest
 import torch
 from cli_world import World
 
-import lfl.storage.checkpoint_file
 from lfl.cli.errors import one_line
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
-    return World(tmp_path, monkeypatch, capsys)
 
 
 def test_traceback_on_request(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -45,7 +39,6 @@ UNION = """Parser key "trainer.callbacks":
     - Expected a <class 'NoneType'>
   Given value type: <class 'list'>
   Given value: [{'class_path': 'SSF'}]"""
-
 
 USER_CODE = """
 from torch.utils.data import TensorDataset
@@ -82,13 +75,8 @@ class BuggyCallback(FederatedCallback):
         raise RuntimeError("a bug of the user's")
 """
 
-
 SSF = "--trainer.callbacks+=SSF"
-
-
 RANK = "--trainer.callbacks.subspace.rank"
-
-
 CLIENTS = "--trainer.participation.clients_per_round"
 
 
@@ -285,21 +273,18 @@ def test_no_permission_to_write(world: World, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_full_disk_keeps_the_previous_checkpoint(world: World, monkeypatch: pytest.MonkeyPatch):
-    write, count = lfl.storage.checkpoint_file._write_and_replace, 0
+    save, last = torch.save, Path("runs/run_000/checkpoints/last.ckpt")
 
-    def full(state: dict[str, Any], path: Path) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
+    def full(*args: Any, **options: Any) -> None:
+        if last.exists():
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(state, path)
+        save(*args, **options)
 
-    monkeypatch.setattr(lfl.storage.checkpoint_file, "_write_and_replace", full)
-    text = world.error()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        text = world.error()
     assert text.startswith("Cannot write runs/run_000/checkpoints/last.ckpt: No space left on device. ")
     assert "MiB are free" in text
-    monkeypatch.undo()
-    os.chdir(world.folder)
     assert "run_001" in world.fit("--ckpt_path=runs/run_000/checkpoints/last.ckpt")
     assert [line.split(",")[0] for line in world.metrics(1).splitlines()] == ["round", "1", "2"]
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -25,11 +24,6 @@ class Announce(FederatedCallback):
     def on_round_start(self, round):
         print(self.text, len(round.clients))
 '''
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
-    return World(tmp_path, monkeypatch, capsys)
 
 
 def printed(world: World, *args: str) -> dict:

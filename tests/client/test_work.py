@@ -28,14 +28,14 @@ def head_of(trainer: FederatedTrainer) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "lbfgs-like"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "nesterov-by-parameter"])
 def test_frozen_parameters_are_frozen(optimizer: str, engine: str, tmp_path: Path) -> None:
     """Neither momentum nor weight decay, of the optimizer or of an earlier phase, moves what a phase freezes."""
     module = mlp()
     makers = {
         "momentum": lambda: torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
         "adamw": lambda: torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.5),
-        "lbfgs-like": lambda: torch.optim.SGD(
+        "nesterov-by-parameter": lambda: torch.optim.SGD(
             [{"params": [p]} for p in module.parameters()], lr=0.1, weight_decay=0.1, nesterov=True, momentum=0.5
         ),
     }

@@ -12,8 +12,6 @@ from lfl.subspace import LayerwiseSubspace
 
 # MLP 64-12-4: D = 64*12 + 12 + 12*4 + 4 = 832. Rank 0.25 of the rows: 3*64 + 12 + 1*12 + 4 = 220.
 D, R = 832, 220
-
-
 SCHEDULE = FixedParticipation([[0, 1], [0, 2], [1, 2], [0, 1]])
 
 

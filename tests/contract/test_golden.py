@@ -15,6 +15,7 @@ from lfl.callbacks import SSF, FedSub, Scaffold
 from lfl.data import FederatedData
 from lfl.data.partition import IndexSets, Partition
 from lfl.participation import FixedParticipation
+from lfl.round import Cohort, Round
 from lfl.subspace import Basis, IdentitySubspace, Subspace
 from lfl.subspace.layerwise import Layer, LayerwiseBasis
 from lfl.trainer import FederatedTrainer
@@ -128,13 +129,12 @@ def test_state_after_each_round(case: str, method: str, rounds: int, tmp_path: P
 
 
 def carried_duals(trainer: FederatedTrainer, rounds: int) -> Tensor:
-    """All duals in the basis of the last round: absent clients' are carried over only when they are next seen."""
-    everyone = torch.arange(SIZES["N"])
-    dual = trainer.store.gather("fedsub/dual", everyone)
-    written = trainer.store.gather("fedsub/clock", everyone)[:, 0].long()
-    callback = trainer.stack[0]
-    callback._carry(dual, written, callback._bases.period(rounds))
-    return dual
+    """All duals in the basis of the last round: what a cohort of all clients would start with in it."""
+    everyone, nothing = torch.arange(SIZES["N"]), torch.empty(0)
+    last = Round(rounds, everyone, trainer.server.vector, everyone, everyone)
+    cohort = Cohort(last, everyone, everyone, everyone, nothing, nothing)
+    trainer.stack[0].on_cohort_start(cohort)
+    return cohort.rows["dual"]
 
 
 def close(actual: Tensor, expected: Any) -> None:

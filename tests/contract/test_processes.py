@@ -16,8 +16,9 @@ from worlds import Quadratic, QuadraticData
 
 from lfl.callbacks import Scaffold
 
-TESTS = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+HERE = Path(__file__).parent
+WORKER = str(HERE / "process_worker.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(*options: str) -> subprocess.Popen[str]:
@@ -40,7 +41,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("two")
-    worker = [str(TESTS / "process_worker.py"), "machine", str(folder)]
+    worker = [WORKER, "machine", str(folder)]
     return results_of(folder, torchrun("--standalone", "--nproc_per_node=2", *worker))
 
 
@@ -119,7 +120,7 @@ def test_one_process_stops_all(two_processes: dict[str, Any]) -> None:
 
 def test_two_nodes_equal_one_process(tmp_path: Path) -> None:
     """Two torchruns that know each other's address, as on two machines."""
-    worker = [str(TESTS / "process_worker.py"), "nodes", str(tmp_path)]
+    worker = [WORKER, "nodes", str(tmp_path)]
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     found = results_of(tmp_path, *(torchrun(*common, f"--node_rank={node}", *worker) for node in (0, 1)))
     for method in ("fedavg", "scaffold-2"):

@@ -49,9 +49,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: LocalPhase([]), "`parameters=[]` of a local phase trains nothing"),
 ]
 
-
 HEAD = ["*.head.*"]
-
 
 STACKS: list[tuple[Callable[[], list[FederatedCallback]], str]] = [
     (lambda: [SSF(), Sign()], "SSF and Sign have no meaning together"),

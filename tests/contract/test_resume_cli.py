@@ -10,11 +10,6 @@ from cli_world import World
 FIRST = "runs/run_000/checkpoints/last.ckpt"
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
-    return World(tmp_path, monkeypatch, capsys)
-
-
 @pytest.fixture(scope="module")
 def one_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs folder of the plain config, after its first round."""

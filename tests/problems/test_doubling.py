@@ -14,11 +14,7 @@ from lfl.problems.doubling import DoublingPoints, fastest_seconds
 from lfl.system import ExponentialSpeeds
 
 GOLDEN = json.loads((GOLDEN_FILES / "srpfl_linear.json").read_text())
-
-
 LEMMA = json.loads((GOLDEN_FILES / "lemma_b1.json").read_text())["cases"]
-
-
 D, K, N, M = GOLDEN["d"], GOLDEN["k"], GOLDEN["N"], GOLDEN["m"]
 
 

@@ -21,11 +21,7 @@ from lfl.problems.linear_representation import best_head, leading_subspace, orth
 from lfl.system import ExponentialSpeeds, FixedTimes
 
 GOLDEN = json.loads((GOLDEN_FILES / "srpfl_linear.json").read_text())
-
-
 SETTINGS = GOLDEN["settings"]
-
-
 D, K, N, M = GOLDEN["d"], GOLDEN["k"], GOLDEN["N"], GOLDEN["m"]
 
 

@@ -10,8 +10,6 @@ from worlds import GOLDEN_FILES
 from lfl.problems import RobustRegression
 
 GOLDEN = json.loads((GOLDEN_FILES / "fl_ssgd.json").read_text())
-
-
 N, M, D = GOLDEN["n"], GOLDEN["m"], GOLDEN["d"]
 
 

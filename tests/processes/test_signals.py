@@ -31,6 +31,11 @@ class Slow(FederatedCallback):
                 time.sleep(0.1)
 
 
+class Interrupted(FederatedCallback):
+    def __init__(self) -> None:
+        raise KeyboardInterrupt
+
+
 class Kill(FederatedCallback):
     """Sends this process a signal in round 2."""
 
@@ -41,9 +46,9 @@ class Kill(FederatedCallback):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
-    (tmp_path / "slow.py").write_text(SLOW)
-    return World(tmp_path, monkeypatch, capsys)
+def world(world: World) -> World:
+    (world.folder / "slow.py").write_text(SLOW)
+    return world
 
 
 def checkpoint_rounds(world: World, run: int) -> int:
@@ -117,11 +122,6 @@ def test_a_second_signal_ends_at_once(world: World):
     assert "round 2" not in world.fit("--trainer.callbacks+=slow.Slow", "--trainer.max_rounds=1", "--ckpt_path=last")
 
 
-def test_an_interrupt_before_the_rounds_is_one_line(world: World, monkeypatch: pytest.MonkeyPatch):
-    import lfl.cli.parser
-
-    def interrupt(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(lfl.cli.parser, "FederatedCLI", interrupt)
-    assert world.lfl("fit") == (130, "", "lfl: interrupted\n")
+def test_an_interrupt_before_the_rounds_is_one_line(world: World):
+    found = world.lfl("fit", "--config", "base.yaml", "--trainer.callbacks+=slow.Interrupted")
+    assert found == (130, "", "lfl: interrupted\n")

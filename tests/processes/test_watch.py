@@ -40,9 +40,9 @@ GO_ON = f"The last checkpoint is {LAST}: go on from it with `--ckpt_path last`.\
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
-    (tmp_path / "die.py").write_text(DIE)
-    return World(tmp_path, monkeypatch, capsys)
+def world(world: World) -> World:
+    (world.folder / "die.py").write_text(DIE)
+    return world
 
 
 def lfl(die: str, *launcher: str, long: float = 0) -> tuple[int, str]:

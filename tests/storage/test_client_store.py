@@ -41,8 +41,6 @@ def test_a_process_takes_its_own_rows_of_all_shards(kind: Literal["host", "memma
 
 
 KINDS = ("device", "host", "memmap")
-
-
 CPU = torch.device("cpu")
 
 
@@ -175,7 +173,7 @@ def test_wrong_ids_and_rows_are_named(store):
 
 def test_kinds_give_the_same_bits(tmp_path, monkeypatch):
     """Random writes to two slots, with chunks of few rows, against a dictionary of rows."""
-    monkeypatch.setattr("lfl.storage.rows._CHUNK_BYTES", 100)
+    monkeypatch.setattr("lfl.storage.rows._CHUNK_BYTES", 100)  # private, but the other way is rows of 256 MiB
     stores = [make(kind, tmp_path) for kind in KINDS]
     random_bits = torch.Generator().manual_seed(0)
     expected = {}
@@ -202,7 +200,7 @@ def test_kinds_give_the_same_bits(tmp_path, monkeypatch):
 @pytest.mark.parametrize("new_kind", KINDS)
 def test_a_snapshot_restores_into_any_kind(tmp_path, old_kind, new_kind, monkeypatch):
     """Through a file, after later writes; the row file is read in several parts."""
-    monkeypatch.setattr("lfl.storage.row_file._CHUNK_BYTES", 20)
+    monkeypatch.setattr("lfl.storage.row_file._CHUNK_BYTES", 20)  # likewise
     old = make(old_kind, tmp_path / "old")
     old.declare("h", 2, torch.float32, 0.25)
     old.declare("empty", 4, torch.int64)

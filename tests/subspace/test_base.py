@@ -19,14 +19,9 @@ from lfl.subspace import (
 from lfl.subspace.base import orthonormal_rows
 
 CPU = torch.device("cpu")
-
-
 # A convolution, a normalisation layer, biases, and a matrix of one row.
 NET = nn.Sequential(nn.Conv2d(2, 6, 3), nn.GroupNorm(2, 6), nn.Linear(6, 7), nn.Linear(7, 1, bias=False))
-
-
 LAYOUT = ParameterLayout.of_parameters(NET)
-
 
 SUBSPACES = {
     "dense": DenseSubspace(20),
@@ -42,10 +37,7 @@ SUBSPACES = {
     "identity": IdentitySubspace(),
 }
 
-
 RANDOM = [name for name in SUBSPACES if name not in ("identity", "layerwise-full", "coordinate-full")]
-
-
 every_subspace = pytest.mark.parametrize("subspace", SUBSPACES.values(), ids=SUBSPACES)
 
 
@@ -187,8 +179,6 @@ def test_the_signs_of_qr_are_fixed() -> None:
 
 
 KINDS = [DenseSubspace, CoordinateSubspace, HadamardSubspace, LayerwiseSubspace]
-
-
 FLAT = [DenseSubspace, CoordinateSubspace, HadamardSubspace]
 
 

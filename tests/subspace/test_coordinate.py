@@ -11,12 +11,8 @@ from lfl.subspace import (
 )
 
 CPU = torch.device("cpu")
-
-
 # A convolution, a normalisation layer, biases, and a matrix of one row.
 NET = nn.Sequential(nn.Conv2d(2, 6, 3), nn.GroupNorm(2, 6), nn.Linear(6, 7), nn.Linear(7, 1, bias=False))
-
-
 LAYOUT = ParameterLayout.of_parameters(NET)
 
 
