@@ -1,10 +1,12 @@
 """Fixtures of all tests; what tests import is in ``worlds.py``."""
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from cli_world import World
+from worlds import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +19,11 @@ def _one_thread() -> None:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
     """A folder with a small config, in which ``lfl`` is called."""
     return World(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stands in for the monotonic clock."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    return clock

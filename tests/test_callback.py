@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from worlds import train
+from worlds import HEAD, train
 
 from lfl.callbacks import SSF
 from lfl.engine import LocalPhase
-
-HEAD, BODY = ["*.head.*"], ["backbone.features.*"]
 
 
 def test_coordinates_move_all_parameters(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import train
+from worlds import HEAD, train
 
 from lfl.engine import LocalPhase
 from lfl.participation import DoublingParticipation
@@ -40,9 +40,6 @@ def test_values_that_cannot_be_from_python(option: dict[str, Any], message: str)
 def test_settings_without_meaning(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         train([], tmp_path, **options)
-
-
-HEAD = ["*.head.*"]
 
 
 def test_phases_may_be_given_as_dictionaries(tmp_path: Path) -> None:

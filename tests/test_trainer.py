@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor, nn
-from worlds import images, mlp, ragged_data, train
+from worlds import images, mlp, ragged_data, stock, train
 
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.participation import FullParticipation
@@ -25,46 +24,10 @@ QUIET: dict[str, Any] = {
 LIGHTNING_WARNINGS = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 
 
-class Stock(LightningModule):
-    """As in Lightning's documentation; knows nothing of lfl."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4))
-        self.hooks: list[str] = []
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        x, y = batch
-        logits = self.layers(x)
-        loss = nn.functional.cross_entropy(logits, y)
-        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True)
-        self.log_dict({"train_acc": (logits.argmax(1) == y).float().mean(), "constant": 2.0}, on_epoch=True)
-        return {"loss": loss}
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_acc", (self.layers(x).argmax(1) == y).float().mean())
-
-    def on_train_epoch_start(self) -> None:
-        self.hooks.append(f"epoch {self.current_epoch}")
-
-    def on_validation_epoch_end(self) -> None:
-        self.hooks.append("validated")
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
 def one_client_data() -> FederatedDataModule:
     """One client with one batch: nothing is left to the order of examples."""
     source = DatasetSource(images(), images(40, seed=1), num_classes=4)
     return FederatedDataModule(source=source, partitioner=IIDPartitioner(), num_clients=1, batch_size=120)
-
-
-def stock() -> Stock:
-    torch.manual_seed(0)
-    return Stock()
 
 
 @LIGHTNING_WARNINGS

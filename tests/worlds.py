@@ -200,3 +200,91 @@ def train_quadratic(
     module = options.pop("module", None) or Quadratic()
     settings = {"participation": FullParticipation(), "local_steps": 6, "logger": False, **options}
     return train(callbacks, folder, module, data, **settings), data
+
+
+class Stock(LightningModule):
+    """As in Lightning's documentation; knows nothing of lfl."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.hooks: list[str] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        x, y = batch
+        logits = self.layers(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True)
+        self.log_dict({"train_acc": (logits.argmax(1) == y).float().mean(), "constant": 2.0}, on_epoch=True)
+        return {"loss": loss}
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_acc", (self.layers(x).argmax(1) == y).float().mean())
+
+    def on_train_epoch_start(self) -> None:
+        self.hooks.append(f"epoch {self.current_epoch}")
+
+    def on_validation_epoch_end(self) -> None:
+        self.hooks.append("validated")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def stock() -> Stock:
+    torch.manual_seed(0)
+    return Stock()
+
+
+class Strange(LightningModule):
+    """A tied weight, a frozen layer, an integer table, a 0-d counter that counts steps, and a constant buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(64, 64, bias=False)
+        self.decoder = nn.Linear(64, 64)
+        self.decoder.weight = self.encoder.weight
+        self.frozen = nn.Linear(64, 4).requires_grad_(False)
+        self.register_buffer("table", torch.arange(5))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.tensor(1 / 3, dtype=torch.float32))
+        self.register_buffer("flag", torch.tensor(False))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        self.steps += 1
+        hidden = self.decoder(self.encoder(x.flatten(1)).tanh())
+        return nn.functional.cross_entropy(self.frozen(hidden) * self.scale, y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
+
+
+def accuracy_of(trainer: FederatedTrainer, ids: Tensor, params: Tensor) -> float:
+    """Mean over all test examples of the clients, by a direct forward."""
+    module, correct, count = mlp().double(), 0, 0
+    indices, sizes = trainer.data.client_test_indices(ids)
+    for row, positions, size in zip(params, indices, sizes.tolist(), strict=True):
+        inputs, targets = (part[0] for part in trainer.data.gather_test(positions[None, :size]))
+        out = torch.func.functional_call(module, trainer.layout.views(row), (inputs,))
+        correct, count = correct + int((out.argmax(dim=1) == targets).sum()), count + size
+    return correct / count
+
+
+HEAD = ["*.head.*"]
+
+
+def head_of(trainer: FederatedTrainer) -> Tensor:
+    return trainer.layout.select(HEAD)
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now

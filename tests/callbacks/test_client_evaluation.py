@@ -4,32 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from worlds import mlp, train
+from worlds import HEAD, accuracy_of, head_of, mlp, train
 
 from lfl.callbacks import (
     ClientEvaluation,
     PersonalParameters,
 )
 from lfl.engine import LocalPhase
-from lfl.trainer import FederatedTrainer
-
-HEAD, BODY = ["*.head.*"], ["backbone.features.*"]
-
-
-def head_of(trainer: FederatedTrainer) -> Tensor:
-    return trainer.layout.select(HEAD)
-
-
-def accuracy_of(trainer: FederatedTrainer, ids: Tensor, params: Tensor) -> float:
-    """Mean over all test examples of the clients, by a direct forward."""
-    module, correct, count = mlp().double(), 0, 0
-    indices, sizes = trainer.data.client_test_indices(ids)
-    for row, positions, size in zip(params, indices, sizes.tolist(), strict=True):
-        inputs, targets = (part[0] for part in trainer.data.gather_test(positions[None, :size]))
-        out = torch.func.functional_call(module, trainer.layout.views(row), (inputs,))
-        correct, count = correct + int((out.argmax(dim=1) == targets).sum()), count + size
-    return correct / count
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

@@ -2,10 +2,10 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from contract.methods import fedmrur
 from quadratics import Spy
 from torch import Tensor, nn
 from worlds import (
@@ -18,17 +18,11 @@ from worlds import (
     train,
 )
 
-from lfl.callbacks import ClientMomentum, FederatedCallback, HyperbolicRegularization, SharpnessAware
+from lfl.callbacks import HyperbolicRegularization
 from lfl.callbacks.hyperbolic import squared_lorentz_distance
 from lfl.models import CifarResNet, Classifier
 
 ENGINES = ["sequential", "vectorized"]
-
-
-def fedmrur(gamma: float = 0.5, rho: float = 0.1, alpha: float = 0.3, **options: Any) -> list[FederatedCallback]:
-    """Strong enough to be seen in a few rounds of a small model."""
-    term = HyperbolicRegularization("backbone", gamma=gamma, **{"sigma": 10.0, **options})
-    return [term, SharpnessAware(rho), ClientMomentum(alpha)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -7,19 +7,12 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from worlds import QuadraticData, mlp, train, train_quadratic
+from worlds import HEAD, QuadraticData, head_of, mlp, train, train_quadratic
 
 from lfl.callbacks import FLSSVRG, SSF, PersonalParameters, Scaffold, TopK
 from lfl.engine import LocalPhase
 from lfl.participation import DoublingParticipation, FixedParticipation, FullParticipation, UniformParticipation
 from lfl.system import ExponentialSpeeds
-from lfl.trainer import FederatedTrainer
-
-HEAD, BODY = ["*.head.*"], ["backbone.features.*"]
-
-
-def head_of(trainer: FederatedTrainer) -> Tensor:
-    return trainer.layout.select(HEAD)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

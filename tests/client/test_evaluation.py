@@ -4,43 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from worlds import images, mlp, train
+from worlds import Stock, images, mlp, train
 
+from lfl.client.evaluation import Evaluator
+from lfl.client.model import ClientModel
 from lfl.data import DatasetSource, FederatedDataModule
+from lfl.data.stores import Loader
 from lfl.participation import FullParticipation
-
-
-class Stock(LightningModule):
-    """As in Lightning's documentation; knows nothing of lfl."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4))
-        self.hooks: list[str] = []
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        x, y = batch
-        logits = self.layers(x)
-        loss = nn.functional.cross_entropy(logits, y)
-        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True)
-        self.log_dict({"train_acc": (logits.argmax(1) == y).float().mean(), "constant": 2.0}, on_epoch=True)
-        return {"loss": loss}
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_acc", (self.layers(x).argmax(1) == y).float().mean())
-
-    def on_train_epoch_start(self) -> None:
-        self.hooks.append(f"epoch {self.current_epoch}")
-
-    def on_validation_epoch_end(self) -> None:
-        self.hooks.append("validated")
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+from lfl.processes.group import Processes
 
 
 def test_validation_over_several_dataloaders_and_by_batches(tmp_path: Path) -> None:
@@ -70,4 +44,33 @@ def test_frozen_parts_stay_in_evaluation_mode(tmp_path: Path) -> None:
     dropout.eval()
     train([], tmp_path, module, max_rounds=2, check_val_every_n_rounds=1, engine="vectorized")
     assert not dropout.training
+    assert module.training
+
+
+class Sizes(LightningModule):
+    """Logs the size of each batch: once as it is, once as if it had one example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("size", float(len(batch)))
+        self.log("alone", float(len(batch)), batch_size=1)
+        self.log("number", float(batch_idx), batch_size=1)
+
+    def predict_step(self, batch: Tensor) -> Tensor:
+        return 2 * batch
+
+
+def test_means_are_over_examples_unless_the_step_says_otherwise() -> None:
+    module = Sizes()
+    evaluator = Evaluator(ClientModel(module), Processes(Fabric(accelerator="cpu", devices=1)))
+    assert [evaluator.can(stage) for stage in ("validate", "test", "predict")] == [True, False, True]
+    batches = [torch.zeros(3, 1), torch.ones(1, 1)]
+    expected = {"size": (3 * 3 + 1) / 4, "alone": 2.0, "number": 0.5}
+    assert evaluator.run("validate", Loader(lambda: iter(batches), 2)) == (expected, [])  # a list is several loaders
+    assert evaluator.run_alone("validate", batches) == expected
+    outputs = evaluator.run("predict", Loader(lambda: iter(batches), 2))[1]
+    assert [part.tolist() for part in outputs] == [[[0.0]] * 3, [[2.0]]]
     assert module.training

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
-from worlds import ONE_ROUND, SmallCNN, batch_norm, even_data, mlp, ragged_data, train
+from worlds import ONE_ROUND, SmallCNN, Stock, Strange, batch_norm, even_data, mlp, ragged_data, train
 
 from lfl.models import CifarResNet, Classifier
 from lfl.participation import FixedParticipation
@@ -33,30 +32,6 @@ def test_batch_norm_resnet_round_trip(tmp_path: Path) -> None:
     assert len(moved) == len(before)
     module.load_state_dict(after)
     assert sum(value.isfinite().all() for value in module.state_dict().values()) == len(before)
-
-
-class Strange(LightningModule):
-    """A tied weight, a frozen layer, an integer table, a 0-d counter that counts steps, and a constant buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Linear(64, 64, bias=False)
-        self.decoder = nn.Linear(64, 64)
-        self.decoder.weight = self.encoder.weight
-        self.frozen = nn.Linear(64, 4).requires_grad_(False)
-        self.register_buffer("table", torch.arange(5))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("scale", torch.tensor(1 / 3, dtype=torch.float32))
-        self.register_buffer("flag", torch.tensor(False))
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        x, y = batch
-        self.steps += 1
-        hidden = self.decoder(self.encoder(x.flatten(1)).tanh())
-        return nn.functional.cross_entropy(self.frozen(hidden) * self.scale, y)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
 
 
 def test_ties_frozen_layers_and_odd_buffers(tmp_path: Path) -> None:
@@ -117,37 +92,6 @@ def test_a_buffer_that_is_replaced_does_not_leak_to_the_next_client(tmp_path: Pa
     trainer = train([], tmp_path, module, ragged_data(), precision="32-true", **options)
     assert module.seen == pytest.approx([0.0, *[0.0, 1.0] * 3])  # the first is a look before the run
     assert float(trainer.server_state_dict()["ema"]) == pytest.approx(1.9)
-
-
-class Stock(LightningModule):
-    """As in Lightning's documentation; knows nothing of lfl."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4))
-        self.hooks: list[str] = []
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        x, y = batch
-        logits = self.layers(x)
-        loss = nn.functional.cross_entropy(logits, y)
-        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True)
-        self.log_dict({"train_acc": (logits.argmax(1) == y).float().mean(), "constant": 2.0}, on_epoch=True)
-        return {"loss": loss}
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_acc", (self.layers(x).argmax(1) == y).float().mean())
-
-    def on_train_epoch_start(self) -> None:
-        self.hooks.append(f"epoch {self.current_epoch}")
-
-    def on_validation_epoch_end(self) -> None:
-        self.hooks.append("validated")
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
 def test_a_module_that_keeps_metric_objects(tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from worlds import mlp, train
+from worlds import HEAD, head_of, mlp, train
 
 from lfl.engine import LocalPhase, LocalWork
-from lfl.trainer import FederatedTrainer
 
 
 def test_clipping_is_per_client() -> None:
@@ -18,13 +16,6 @@ def test_clipping_is_per_client() -> None:
     by_value = LocalWork(clip_value=1.0, clip_algorithm="value").clip(gradients.clone())
     assert torch.equal(by_value, torch.tensor([[1.0, 1.0], [0.3, 0.4]]))
     assert torch.equal(LocalWork().clip(gradients.clone()), gradients)
-
-
-HEAD, BODY = ["*.head.*"], ["backbone.features.*"]
-
-
-def head_of(trainer: FederatedTrainer) -> Tensor:
-    return trainer.layout.select(HEAD)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -61,3 +52,16 @@ def test_an_optimizer_over_matrices_freezes_too(tmp_path: Path) -> None:
     head = head_of(trainer)
     assert torch.equal(trainer.server.vector[~head], before[~head])
     assert not torch.equal(trainer.server.vector[head], before[head])
+
+
+def test_steps_and_work_by_hand() -> None:
+    """7 and 10 examples in batches of 5: 2 batches an epoch both."""
+    sizes = torch.tensor([7, 10])
+    assert LocalPhase(epochs=3).num_steps(sizes, 5).tolist() == [6, 6]
+    assert LocalPhase(steps=3).num_steps(sizes, 5).tolist() == [3, 3]
+    assert LocalPhase().num_steps(sizes, 4).tolist() == [2, 3]
+    both = LocalWork([LocalPhase(epochs=1), LocalPhase(steps=1)])
+    assert both.num_steps(sizes, 5).tolist() == [3, 3]
+    # 3 steps cost 15; an epoch has all examples, 7 and 10, and the step after it 5 more.
+    assert both.expected(sizes, 5).tolist() == [15 + 7 + 5, 15 + 10 + 5]
+    assert LocalWork([LocalPhase(steps=3)], sampling="replacement").expected(sizes, 5).tolist() == [3, 3]

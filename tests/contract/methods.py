@@ -119,3 +119,9 @@ def train_method(
     if "local_phases" in needed:
         options.pop("local_epochs", None)
     return train(METHODS[method](), folder, module, data, **{**needed, **options})
+
+
+def fedmrur(gamma: float = 0.5, rho: float = 0.1, alpha: float = 0.3, **options: Any) -> list[FederatedCallback]:
+    """Strong enough to be seen in a few rounds of a small model."""
+    term = HyperbolicRegularization("backbone", gamma=gamma, **{"sigma": 10.0, **options})
+    return [term, SharpnessAware(rho), ClientMomentum(alpha)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from contract.methods import fedmrur
 from lightning.pytorch import LightningModule
 from quadratics import quadratic_data
 from torch import Tensor, nn
@@ -24,12 +25,6 @@ from lfl.callbacks import ClientMomentum, FederatedCallback, HyperbolicRegulariz
 from lfl.data import IIDPartitioner
 
 ENGINES = ["sequential", "vectorized"]
-
-
-def fedmrur(gamma: float = 0.5, rho: float = 0.1, alpha: float = 0.3, **options: Any) -> list[FederatedCallback]:
-    """Strong enough to be seen in a few rounds of a small model."""
-    term = HyperbolicRegularization("backbone", gamma=gamma, **{"sigma": 10.0, **options})
-    return [term, SharpnessAware(rho), ClientMomentum(alpha)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -132,15 +127,6 @@ def test_rounds_of_two_clients_in_closed_form(engine: str, tmp_path: Path) -> No
     torch.testing.assert_close(trainer.stack[2].momentum, m, rtol=0, atol=1e-12)
     ratio = term.norm(dim=1).sum() / loss.norm(dim=1).sum()
     assert trainer.summary.last("hyperbolic/gradient_ratio")[0] == pytest.approx(float(ratio), rel=1e-12)
-
-
-def aggregate(rows: Tensor, weighting: Any = "uniform", sizes: Tensor | None = None) -> Tensor:
-    aggregator = NormalizedReaggregation(weighting)
-    aggregator.start()
-    weights = aggregator.weights(torch.ones(len(rows)).long() if sizes is None else sizes)
-    for row, weight in zip(rows.split(2), weights.split(2), strict=True):
-        aggregator.add(row, weight)
-    return aggregator.result()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import train
+from worlds import HEAD, train
 
 from lfl.callbacks import (
     FLSS,
@@ -49,7 +49,6 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: LocalPhase([]), "`parameters=[]` of a local phase trains nothing"),
 ]
 
-HEAD = ["*.head.*"]
 
 STACKS: list[tuple[Callable[[], list[FederatedCallback]], str]] = [
     (lambda: [SSF(), Sign()], "SSF and Sign have no meaning together"),

@@ -5,23 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from worlds import mlp, ragged_data, train
+from torch import nn
+from worlds import accuracy_of, mlp, ragged_data, train
 
 from lfl.callbacks import ClientEvaluation
 from lfl.engine import LocalPhase
-from lfl.trainer import FederatedTrainer
-
-
-def accuracy_of(trainer: FederatedTrainer, ids: Tensor, params: Tensor) -> float:
-    """Mean over all test examples of the clients, by a direct forward."""
-    module, correct, count = mlp().double(), 0, 0
-    indices, sizes = trainer.data.client_test_indices(ids)
-    for row, positions, size in zip(params, indices, sizes.tolist(), strict=True):
-        inputs, targets = (part[0] for part in trainer.data.gather_test(positions[None, :size]))
-        out = torch.func.functional_call(module, trainer.layout.views(row), (inputs,))
-        correct, count = correct + int((out.argmax(dim=1) == targets).sum()), count + size
-    return correct / count
 
 
 def test_fine_tuning_starts_from_x_and_trains(tmp_path: Path) -> None:

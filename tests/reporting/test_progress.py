@@ -6,27 +6,10 @@ import sys
 
 import pytest
 import torch
+from worlds import Clock
 
-from lfl.reporting import progress
 from lfl.reporting.progress import ProgressDisplay
 from lfl.reporting.summary import RunSummary
-
-
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", clock.monotonic)
-    return clock
 
 
 def run_rounds(shown: ProgressDisplay, clock: Clock, first: int, last: int, seconds: float) -> None:
