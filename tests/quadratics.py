@@ -1,8 +1,8 @@
 """Quadratics to be followed by hand, and a look at the gradients that are asked for."""
 
 import torch
-from conftest import Quadratic, QuadraticData
 from torch import Tensor
+from worlds import Quadratic, QuadraticData
 
 from lfl.callbacks import FederatedCallback
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import Bystander, Quadratic, QuadraticData, train_quadratic
 from torch import Tensor
+from worlds import Bystander, Quadratic, QuadraticData, train_quadratic
 
 from lfl.callbacks import FederatedCallback
 from lfl.trainer import FederatedTrainer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import train
+from worlds import train
 
 from lfl.callbacks import RandomK, TopK
 from lfl.callbacks.topk import keep_largest

@@ -268,7 +268,7 @@ def test_under_a_sweep_agent_nothing_is_decided(wandb):
     assert wandb.run.exit_code is None
 
 
-def test_class_path_and_arguments_of_wandb_init_are_known_to_the_command_line():
+def test_class_path_and_arguments_of_wandb_init_are_known_to_the_command_line(request):
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--logger", type=Logger)
     options = [
@@ -281,7 +281,9 @@ def test_class_path_and_arguments_of_wandb_init_are_known_to_the_command_line():
     logger = parser.instantiate(parser.parse_args(options)).logger
     assert type(logger) is WandbLogger
     expected = {"project": "p", "tags": ["a", "b"], "group": "g", "mode": "offline", "resume": "allow"}
-    assert {key: logger._wandb_init[key] for key in expected} == expected
+    request.getfixturevalue("wandb")  # not before: the parser reads the signature of the real `wandb.init`
+    arguments = logger.experiment.arguments
+    assert {key: arguments[key] for key in expected} == expected
 
 
 SCRIPT = """

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import train
+from worlds import train
 
 from lfl.callbacks import FederatedCallback
 from lfl.participation import FullParticipation
