@@ -7,9 +7,11 @@ first; decoding runs backwards.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import Callback
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from lfl.comm import Message, Payload
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace.base import Basis
+
+_LIGHTNING_HOOKS = {"on_fit_start", "on_fit_end"}  # those that lfl calls
 
 Gradient = Callable[[Tensor, LocalStep], Tensor]
 """A function of the parameters [A, D] (or coordinates [A, R]) of the A clients that still take steps, and of the step.
@@ -221,5 +225,21 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
             f"{personal[0]} and {whole[0]} have no meaning together: {whole[0]} needs all parameters to be shared."
         )
     for callback in stack:
+        _warn_of_uncalled_hooks(callback)
         callback.check(layout)
         callback.check_stack(stack)
+
+
+def _warn_of_uncalled_hooks(callback: FederatedCallback) -> None:
+    """Warn of methods named like hooks that nobody calls: misspelt ones, and Lightning's hooks of steps and epochs."""
+    hooks = {name for name in vars(FederatedCallback) if name.startswith("on_")} | _LIGHTNING_HOOKS
+    kinds = type(callback).__mro__
+    defined = {
+        name for kind in kinds[: kinds.index(FederatedCallback)] for name in vars(kind) if name.startswith("on_")
+    }
+    for name in sorted(defined - hooks):
+        near = difflib.get_close_matches(name, hooks, 1)
+        rank_zero_warn(
+            f"`{type(callback).__name__}.{name}` is never called: lfl has no such hook"
+            f"{f'; did you mean `{near[0]}`?' if near else '.'}"
+        )

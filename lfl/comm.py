@@ -40,6 +40,13 @@ class Payload:
         return int(self.bits.sum()) if isinstance(self.bits, Tensor) else self.bits * len(self.values)
 
 
+class _Contents(ChainMap[str, Tensor]):
+    def __missing__(self, key: str) -> Tensor:
+        advice = "`on_download` adds what clients are to know"
+        known = ", ".join(sorted(self))
+        raise KeyError(f"The round's message has no {key!r}; it has {known}; {advice}.")
+
+
 class Message:
     """What the clients of a round learn from the server: payloads that are sent, and tensors that both sides derive.
 
@@ -63,7 +70,7 @@ class Message:
     @property
     def contents(self) -> Mapping[str, Tensor]:
         """All that clients know of the server, by name: what is sent and what is derived."""
-        return ChainMap(self.payloads, self.derived)
+        return _Contents(self.payloads, self.derived)
 
     def add(self, name: str, value: Tensor) -> None:
         """Send ``value`` (the same for all clients) under ``name``.

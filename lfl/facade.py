@@ -40,7 +40,7 @@ class LightningFacade:
             RuntimeError: there was no run yet.
         """
         if self._run is None:
-            raise RuntimeError("There is no run yet: call `fit` first.")
+            raise RuntimeError("There is no run: `fit` makes one; `validate`, `test` and `predict` do not.")
         return self._run
 
     @property

@@ -192,8 +192,8 @@ class Cohort:
         model: the one model of all clients.
         rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
-        origin: the starting point, for ``wrap_gradient``: x [D]; rows [C, D] where clients start from models of their
-            own; zero [R] for callbacks behind the one that owns the coordinates.
+        origin: the starting points, for ``wrap_gradient``: rows [C, D] of x, or of the clients' own models where they
+            have such; zeros [C, R] for callbacks behind the one that owns the coordinates.
         active: number A of clients that took the last step; they are the first A rows.
         step: number of the last local step, from 0 in every phase.
         phases: the parts of the local work, one after another.

@@ -23,7 +23,14 @@ _CHOICES = {
     "buffer_policy": ("average", "server", "client"),
     "on_nonfinite": ("stop", "skip"),
 }
-_TRAINER_NAMES = {"buffer_policy": "buffers"}  # the names that users know, for messages
+_KINDS: dict[str, tuple[type, str]] = {
+    "participation": (Participation, "UniformParticipation(10)"),
+    "aggregator": (Aggregator, "MeanAggregator('uniform')"),
+    "system": (System, "ExponentialSpeeds()"),
+    "checkpointing": (Checkpointing, "Checkpointing(every_n_rounds=5)"),
+}
+_OPTIONAL = ("system", "checkpointing")
+_TRAINER_NAMES = {"buffer_policy": "buffers", "checkpointing": "checkpoint"}  # the names that users know, for messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,13 @@ class Settings:
     checkpointing: Checkpointing | None
 
     def __post_init__(self) -> None:
+        for name, (kind, example) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (value is None and name in _OPTIONAL):
+                trainer_name = _TRAINER_NAMES.get(name, name)
+                raise ValueError(
+                    f"`{trainer_name}={value!r}` must be of the kind {kind.__name__}, such as `{example}`."
+                )
         for name, allowed in _CHOICES.items():
             check_choice("", _TRAINER_NAMES.get(name, name), getattr(self, name), allowed)
         counts = {"cohort_size": self.cohort_size, "check_val_every_n_rounds": self.check_val_every_n_rounds}

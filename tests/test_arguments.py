@@ -6,7 +6,7 @@ import pytest
 from jsonargparse import lazy_instance
 
 from lfl.aggregation import MeanAggregator
-from lfl.arguments import check_choice, check_number, own
+from lfl.arguments import check_choice, check_number, fresh_default
 
 
 def test_choices() -> None:
@@ -42,8 +42,8 @@ def test_numbers_at_their_limits() -> None:
 
 def test_a_lazy_default_becomes_an_object_of_ones_own() -> None:
     default = lazy_instance(MeanAggregator, weighting="uniform")
-    first, second = own(default), own(default)
+    first, second = fresh_default(default), fresh_default(default)
     assert type(first) is MeanAggregator
     assert first.weighting == "uniform"
     assert first is not second
-    assert own(first) is first
+    assert fresh_default(first) is first

@@ -46,7 +46,7 @@ class Aggregator(ABC):
         if name in self.sums:
             self.sums[name] += value
         else:
-            self.sums[name] = value.double()
+            self.sums[name] = value.to(torch.float64, copy=True)  # the next one is added in place
 
     @abstractmethod
     def add(self, rows: Tensor, weights: Tensor) -> None:

@@ -33,8 +33,7 @@ class Proximal(FederatedCallback):
         origin = cohort.origin
 
         def proximal(params: Tensor, step: LocalStep) -> Tensor:
-            # x [D] for all, or a row [C, D] for each client, of which the first A are still at work.
-            start = origin if origin.dim() == 1 else origin[: len(params)]
-            return gradient(params, step).add_(params - start, alpha=self.mu)
+            # Of the rows [C, D] the first A are those of the clients still at work.
+            return gradient(params, step).add_(params - origin[: len(params)], alpha=self.mu)
 
         return proximal

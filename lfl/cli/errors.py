@@ -67,12 +67,12 @@ def is_about_settings(error: Exception) -> bool:
     """Whether the user can mend an error by a setting or a file, so that its message is enough, without a traceback.
 
     True if the error was raised by lfl or by a library that lfl called. False if it passed through the user's own code
-    (except for a method ``check``, which refuses settings), or was raised by torch during a computation.
+    (except for ``check`` and ``on_run_start``, which refuse settings), or was raised by torch during a computation.
     """
     stack = [(f.f_globals.get("__name__", ""), f.f_code.co_name) for f, _ in traceback.walk_tb(error.__traceback__)]
     # From the outermost call inwards: what a `check` calls may be the user's code.
     for module, function in stack:
-        if function == "check":
+        if function == "check" or (module, function) == (stack[-1][0], "on_run_start"):
             break
         if module.partition(".")[0] not in ("lfl", *_LIBRARIES):
             return False

@@ -267,11 +267,11 @@ class LocalEngine(ABC):
         coordinates [A, R]. The conversion is one more wrapper, just before the owner's own.
         """
         gradient = loss_gradient(cohort, self.step_functions)
-        cohort.origin = cohort.round.server
+        cohort.origin = cohort.round.server.expand(len(cohort), -1)
         for position, callback in enumerate(self._callbacks):
             if cohort.round.basis is not None and overrides(callback, "coordinates"):
                 # Coordinates start at zero; callbacks from here on must not measure their distance from x.
-                cohort.origin = cohort.values.new_zeros(cohort.values.shape[1])
+                cohort.origin = cohort.values.new_zeros(1).expand_as(cohort.values)
                 gradient = in_coordinates(cohort, gradient)
             if overrides(callback, "wrap_gradient"):
                 wrapped = callback.wrap_gradient(cohort, gradient)
