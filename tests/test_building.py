@@ -4,7 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import Stock, train
+from worlds import ONE_ROUND, Stock, batch_norm, even_data, mlp, ragged_data, train
+
+from lfl.callbacks import SSF, PersonalParameters, Proximal
+from lfl.participation import UniformParticipation
+from lfl.subspace import DenseSubspace
 
 
 def test_batch_hooks_that_are_not_called_are_named(tmp_path: Path) -> None:
@@ -14,3 +18,42 @@ def test_batch_hooks_that_are_not_called_are_named(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="overrides on_train_batch_end, which lfl does not call"):
         train([], tmp_path, Hooked(), max_rounds=1)
+
+
+def no_optimizer() -> Stock:
+    module = Stock()
+    module.configure_optimizers = lambda: None  # type: ignore[assignment]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"participation": UniformParticipation(9)}, "has 8 clients"),
+        ({"callbacks": [PersonalParameters(["*"]), SSF()]}, "have no meaning together"),
+        ({"callbacks": [SSF(DenseSubspace(10**6))]}, "must not exceed D="),
+        ({"module": no_optimizer()}, "returned None"),
+        ({"module": batch_norm(), "data": even_data(), "engine": "vectorized", **ONE_ROUND}, "cannot train Classifier"),
+        ({"server_optimizer": lambda params: 1 / 0}, "division by zero"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_on_the_disk(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    callbacks = options.pop("callbacks", [])
+    with pytest.raises((ValueError, TypeError, ZeroDivisionError), match=message):
+        train(callbacks, tmp_path, client_state="memmap", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_description_is_of_what_numbers_depend_on(tmp_path: Path) -> None:
+    """Not of where things lie, how fast they are read, or who looks at them."""
+    runs = [
+        train([Proximal(0.5)], tmp_path, mlp(), ragged_data(**data), max_rounds=rounds, seed=3).run
+        for data, rounds in (({}, 0), ({"eval_batch_size": 7}, 1))
+    ]
+    assert runs[0].description == runs[1].description
+    description = runs[0].description
+    assert description["seed"] == 3
+    assert description["callbacks"] == [{"class": "lfl.callbacks.proximal.Proximal", "mu": 0.5}]
+    assert description["data"]["batch_size"] == 5
+    assert description["data"]["partition"] == runs[0].data.partition.fingerprint()
+    assert description["model"]["parameters"]["backbone.head.bias"] == [4]

@@ -159,7 +159,7 @@ def test_commands_of_tools_are_found() -> None:
 
 @pytest.mark.parametrize("command", tool_commands())
 def test_tools_understand_the_commands_that_are_named(command: str) -> None:
-    """Their arguments are parsed; tests/tools and tests/test_kill.py run each tool on little."""
+    """Their arguments are parsed; tests/tools and tests/contract/test_kill.py run each tool on little."""
     name, *arguments = shlex.split(command)
     importlib.import_module(name).options_of(arguments)
 

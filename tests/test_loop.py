@@ -1,13 +1,17 @@
-"""The round: a step on the pooled loss, and whose the model's buffers are."""
+"""The round: its hooks in order, a step on the pooled loss, what is not finite, and whose the model's buffers are."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from worlds import ONE_ROUND, batch_norm, even_data, mlp, ragged_data, train
 
 from lfl.aggregation import MeanAggregator
-from lfl.participation import FullParticipation
+from lfl.callbacks import FederatedCallback
+from lfl.loop import NonFiniteUpdateError
+from lfl.participation import FixedParticipation, FullParticipation
 
 
 def test_batch_norm_statistics_are_averaged_and_counters_are_not(tmp_path: Path) -> None:
@@ -65,3 +69,62 @@ def test_one_full_batch_step_is_a_gradient_step_on_the_pooled_loss(tmp_path: Pat
     gradients = torch.autograd.grad(loss, list(module.parameters()))
     expected = torch.cat([(p - 0.1 * g).flatten() for p, g in zip(module.parameters(), gradients, strict=True)])
     torch.testing.assert_close(trainer.server.vector, expected.detach(), rtol=0, atol=1e-12)
+
+
+def test_hooks_of_a_round_in_order(tmp_path: Path) -> None:
+    """Two cohorts of one client; evaluated and logged before the round's end."""
+    called: list[str] = []
+
+    def noted(name: str) -> Any:
+        def hook(self: Any, first: Any, *more: Any) -> Any:
+            called.append(name)
+            return more[0] if more else None
+
+        return hook
+
+    names = [
+        "on_run_start", "on_round_start", "coordinates", "on_download", "on_cohort_start", "on_step_end",
+        "on_cohort_end", "encode", "decode", "on_aggregate", "on_server_step", "on_round_end",
+    ]  # fmt: skip
+    kind = type("Noted", (FederatedCallback,), {name: noted(name) for name in names})
+    train([kind()], tmp_path, max_rounds=1, local_steps=1, participation=FixedParticipation([[0, 3]]))
+    cohort = ["on_cohort_start", "on_step_end", "on_cohort_end", "encode"]
+    assert called == [*names[:4], *cohort, *cohort, *names[8:]]
+
+
+def test_updates_that_are_not_finite_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
+    class Spoil(FederatedCallback):
+        """Client 3's update, in round 2."""
+
+        def on_step_end(self, cohort) -> None:
+            if cohort.round.number == 2 and cohort.ids[0] == 3:
+                cohort.values[0, 0] = math.inf
+
+    options = {"participation": FixedParticipation([[0, 3]]), "max_rounds": 2}
+    with pytest.raises(NonFiniteUpdateError, match=r"The update of client\(s\) 3 in round 2 is not finite"):
+        train([Spoil()], tmp_path, **options)
+    skipped = train([Spoil()], tmp_path, **options, on_nonfinite="skip")
+    alone = train([], tmp_path, max_rounds=2, participation=FixedParticipation([[0, 3], [0]]))
+    assert torch.equal(skipped.server.vector, alone.server.vector)
+    assert skipped.summary.last("clients_refused") == (1.0, 2)
+    assert skipped.summary.last("clients") == (1.0, 2)
+
+
+def test_linear_codecs_are_decoded_once_and_the_others_for_each_client(tmp_path: Path) -> None:
+    """Up to the first that is not linear, and backwards."""
+    decoded: list[tuple[str, int]] = []
+
+    class Codec(FederatedCallback):
+        def __init__(self, name: str, linear: bool) -> None:
+            self.name, self.linear = name, linear
+
+        def encode(self, cohort, payload):
+            return payload
+
+        def decode(self, round, values):
+            decoded.append((self.name, values.dim()))
+            return values
+
+    stack = [Codec("a", True), Codec("b", True), Codec("c", False), Codec("d", True)]
+    train(stack, tmp_path, max_rounds=1, participation=FixedParticipation([[0, 3]]))
+    assert decoded == [("d", 2), ("c", 2)] * 2 + [("b", 1), ("a", 1)]

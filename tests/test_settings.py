@@ -9,6 +9,7 @@ from worlds import HEAD, train
 
 from lfl.engine import LocalPhase
 from lfl.participation import DoublingParticipation
+from lfl.settings import check_count, local_work
 from lfl.trainer import FederatedTrainer
 
 
@@ -46,3 +47,55 @@ def test_phases_may_be_given_as_dictionaries(tmp_path: Path) -> None:
     given = train([], tmp_path, local_phases=[{"parameters": HEAD, "epochs": 2}])
     built = train([], tmp_path, local_phases=[LocalPhase(HEAD, epochs=2)])
     assert torch.equal(given.server.vector, built.server.vector)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"trace_steps": "eager"}, "`trace_steps=eager` must be one of True, False, compile."),
+        ({"cohort_size": 0}, "`cohort_size=0` must be a whole number of at least 1."),
+        ({"check_val_every_n_rounds": 0}, "`check_val_every_n_rounds=0` must be a whole number of at least 1."),
+    ],
+)
+def test_other_settings_of_a_trainer(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011  # the message is compared whole
+        FederatedTrainer(**option)
+    assert str(refused.value) == message
+
+
+WORK = {
+    "epochs": None,
+    "steps": None,
+    "phases": None,
+    "clip_value": None,
+    "clip_algorithm": "norm",
+    "sampling": "epochs",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip_algorithm": "length"}, "`gradient_clip_algorithm=length` must be one of norm, value."),
+        ({"sampling": "all"}, "`local_sampling=all` must be one of epochs, replacement."),
+        ({"epochs": 0}, "`local_epochs=0` must be a whole number of at least 1."),
+        ({"clip_value": 0.0}, "`gradient_clip_val=0.0` must be greater than 0, or none for no clipping."),
+        ({"epochs": 2, "steps": 3}, "Give `local_epochs=2` or `local_steps=3`, not both."),
+        ({"phases": [LocalPhase()], "steps": 3}, "Give `local_phases`, at least one, or `local_epochs=None` or"),
+        ({"phases": []}, "Give `local_phases`, at least one, or `local_epochs=None` or `local_steps=None`, not both;"),
+    ],
+)
+def test_local_work_that_cannot_be(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        local_work(**{**WORK, **change})  # type: ignore[arg-type]
+    assert str(refused.value).startswith(message)
+
+
+def test_local_work_that_is_asked_for() -> None:
+    assert local_work(**WORK).phases == [LocalPhase()]  # type: ignore[arg-type]
+    work = local_work(**{**WORK, "steps": 3, "clip_value": 2.0, "sampling": "replacement"})  # type: ignore[arg-type]
+    assert work.phases == [LocalPhase(steps=3)]
+    assert (work.clip_value, work.sampling) == (2.0, "replacement")
+    check_count("n", 1)
+    with pytest.raises(ValueError, match=r"`n=1\.0` must be a whole number of at least 1"):
+        check_count("n", 1.0)

@@ -1,13 +1,15 @@
 """FL-SSGD: `l=auto` takes the minimiser of the bound."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from quadratics import quadratic_data
 from torch import Tensor
-from worlds import GOLDEN_FILES, train
+from worlds import GOLDEN_FILES, Quadratic, train, train_quadratic
 
 from lfl.callbacks import FLSSGD
 from lfl.callbacks.uplink_bound import (
@@ -47,3 +49,23 @@ def test_auto_takes_the_minimiser(system: Any, tmp_path: Path) -> None:
         FLSSGD("auto")
     with pytest.raises(ValueError, match="needs a `system`"):
         train([callback], tmp_path, RobustRegression(D, 2.0, lr=0.1), data, **{**options, "system": None})
+
+
+def test_the_mean_over_all_subsets_is_the_update(tmp_path: Path) -> None:
+    """D = 4, l = 2: six clients of one update, each with another of the six subsets of two coordinates."""
+
+    class AllSubsets(FLSSGD):
+        def masks(self, cohort, dim):
+            subsets = list(itertools.combinations(range(dim), 2))
+            chosen = torch.tensor([subsets[client] for client in cohort.ids.tolist()])
+            return torch.zeros(len(cohort), dim, dtype=torch.bool).scatter(1, chosen, True)
+
+    centre = [[1.0, -2.0, 0.5, 3.0]] * 6
+    paths = []
+    for stack in ([], [AllSubsets(2.0)]):
+        data = quadratic_data([[1.0] * 4] * 6, centre)
+        options = {"module": Quadratic(dim=4), "data": data, "max_rounds": 1, "engine": "vectorized"}
+        trainer, _ = train_quadratic(stack, tmp_path, **options)
+        paths.append(trainer.server.vector)
+    torch.testing.assert_close(paths[1], paths[0], rtol=0, atol=1e-14)
+    assert trainer.ledger.totals["up"] == 6 * 2 * 64

@@ -1,4 +1,4 @@
-"""Ragged batches are padded where that cannot change a loss, and only there."""
+"""Clients in one computation: their order, and ragged batches, padded only where that cannot change a loss."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from worlds import cnn, mlp, ragged_data, train
+from worlds import cnn, mlp, ragged_data, train, train_quadratic
 
 from lfl.callbacks import HyperbolicRegularization, Proximal
+from lfl.client.step import StepInput
 from lfl.models import Classifier
 
 
@@ -61,3 +62,24 @@ def test_padding_changes_nothing(trace_steps: bool, callbacks: list[Any], tmp_pa
     torch.testing.assert_close(runs[1].server.vector, runs[0].server.vector, rtol=0, atol=1e-10)
     for name in ("train/loss", "train_acc"):
         assert runs[1].summary.last(name)[0] == pytest.approx(runs[0].summary.last(name)[0], abs=1e-10)
+
+
+def test_those_with_most_steps_come_first_and_among_them_those_with_most_examples(tmp_path: Path) -> None:
+    engine = train([], tmp_path, engine="vectorized", max_rounds=0).engine
+    steps, sizes = torch.tensor([2, 4, 2, 4, 2]), torch.tensor([9, 16, 10, 20, 10])
+    assert engine.order(torch.arange(5), steps, sizes).tolist() == [3, 1, 2, 4, 0]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_step_is_the_gradient_of_each_clients_loss(engine: str, tmp_path: Path) -> None:
+    """Two quadratics, from different points: ``A_i (y_i - b_i)``."""
+    trainer, data = train_quadratic([], tmp_path, engine=engine, max_rounds=0)
+    clients = [0] if engine == "sequential" else [0, 3]
+    params = torch.randn(len(clients), 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch = tuple(part.unsqueeze(1) for part in data.gather(torch.tensor(clients)))
+    input = StepInput(batch, torch.zeros(len(clients), dtype=torch.int64), torch.zeros(12).double())
+    expected = data.curvature[clients] * (params - data.centre[clients])
+    for step in (trainer.engine.compute_step, trainer.engine.pure_step):
+        gradients, losses, _ = step(params.clone(), input)
+        torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-14)
+        torch.testing.assert_close(losses, 0.5 * (expected * (params - data.centre[clients])).sum(1))

@@ -1,9 +1,12 @@
 """McMahan's CNN."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
-from lfl.models import McMahanCNN
+from lfl.models import Backbone, McMahanCNN
 
 
 def test_parameters_of_the_papers_cnn() -> None:
@@ -25,3 +28,30 @@ def test_counts_per_layer_of_the_fedavg_cnn() -> None:
 def test_smallest_images_are_accepted() -> None:
     assert McMahanCNN(image_size=16, padding=0)(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
     assert McMahanCNN(image_size=4)(torch.zeros(1, 1, 4, 4)).shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (lambda: McMahanCNN(), 1_663_370),
+        (lambda: McMahanCNN(in_channels=3, image_size=32), 2_156_490),
+        (lambda: McMahanCNN(in_channels=1, image_size=28, padding=0), 582_026),
+        (lambda: McMahanCNN(in_channels=3, image_size=32, padding=0), 878_538),
+        (lambda: McMahanCNN(in_channels=3, image_size=32, padding=0, num_classes=100), 924_708),
+    ],
+)
+def test_parameter_counts(build: Callable[[], Backbone], count: int) -> None:
+    assert num_parameters(build()) == count
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: McMahanCNN(image_size=12, padding=0), r"`image_size=12` with `padding=0` must be at least 16"),
+        (lambda: McMahanCNN(image_size=3), r"`image_size=3` with `padding=2` must be at least 4"),
+        (lambda: McMahanCNN(norm="group", groups=5), r"`groups=5` must divide the 32 channels"),
+    ],
+)
+def test_errors(build: Callable[[], Backbone], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -9,6 +9,7 @@ from lfl.subspace import (
     CoordinateSubspace,
     Subspace,
 )
+from lfl.subspace.coordinate import CoordinateBasis
 
 CPU = torch.device("cpu")
 # A convolution, a normalisation layer, biases, and a matrix of one row.
@@ -24,3 +25,10 @@ def test_coordinates_keep_their_order() -> None:
     values = draw(CoordinateSubspace(50)).project(torch.arange(LAYOUT.dim))
     assert torch.equal(values, values.unique(sorted=True))
     assert len(values) == 50
+
+
+def test_coordinates_by_hand() -> None:
+    basis = CoordinateBasis(torch.tensor([1, 3]), dim=4)
+    assert (basis.rank, basis.dim) == (2, 4)
+    assert basis.project(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist() == [[2.0, 4.0]]
+    assert basis.lift(torch.tensor([5.0, 6.0])).tolist() == [0.0, 5.0, 0.0, 6.0]
