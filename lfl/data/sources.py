@@ -194,8 +194,8 @@ def _check_item(name: str, dataset: Dataset[Any], in_memory: bool) -> None:
     item = dataset[0]
     values = list(item) if isinstance(item, tuple | list) else []
     # Data in memory is a TensorData, which has room for one input; DataLoaders can stack any number of tensors.
-    is_long_enough = len(values) == 2 or (len(values) > 2 and not in_memory)
-    if is_long_enough and all(_is_numeric(value) for value in values):
+    has_right_length = len(values) == 2 or (len(values) > 2 and not in_memory)
+    if has_right_length and all(_is_numeric(value) for value in values):
         return
     given = [type(value).__name__ for value in values] or (list(item) if isinstance(item, dict) else "")
     raise ValueError(

@@ -56,7 +56,7 @@ class ProcessSums:
         # have the same length, or the all-reduce would hang or fail.
         has_misfit, joined = self._reduce(sums if fits else {}, is_misfit=not fits)
         if has_misfit:
-            gathered = [item for shapes in self._processes.gather(shapes) for item in shapes.items()]
+            gathered = [item for theirs in self._processes.gather(shapes) for item in theirs.items()]
             self._shapes = dict(sorted(gathered))  # sorted, so that all processes lay out the buffer alike
             _, joined = self._reduce(sums, is_misfit=False)
         # A name that nobody had this time is not sent next time; if it comes back, it is a misfit.
