@@ -21,4 +21,4 @@ docs:  ## run every command and every block of Python in README and docs, and ev
 	$(PYTHON) -m pytest --quiet tests/test_docs.py tests/test_configs.py
 
 bench:  ## accuracy, bytes and seconds of the methods, in one table
-	$(PYTHON) tools/compare.py
+	$(PYTHON) -m tools.papers.compare

@@ -1,4 +1,7 @@
-"""``python -m lfl`` and the ``lfl`` script: help and slips of the pen at once, everything else by the full CLI."""
+"""Entry point of ``python -m lfl`` and the ``lfl`` script.
+
+Answers ``--help``, ``--version`` and misspelt subcommands without importing Lightning, which takes seconds.
+"""
 
 import argparse
 import difflib
@@ -28,7 +31,6 @@ def main(args: list[str] | None = None) -> None:
     commands = parser.add_subparsers(title="subcommands", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     for name, description in SUBCOMMANDS.items():
         commands.add_parser(name, help=description, add_help=False)
-    # Importing Lightning takes seconds: answer what can be answered without it.
     if not args or args[0] in ("-h", "--help", "--version"):
         parser.parse_args(args or ["--help"])
         return
@@ -37,13 +39,13 @@ def main(args: list[str] | None = None) -> None:
         hint = f"did you mean {near[0]!r}?" if near else f"the subcommands are {', '.join(SUBCOMMANDS)}."
         parser.exit(2, f"lfl: error: unknown subcommand {args[0]!r}; {hint}\n")
     try:
-        gc.disable()  # importing makes objects and no garbage: looking for it takes a second
+        gc.disable()  # imports make objects but no garbage: collecting it would take a second
         from lfl.cli import run
 
         gc.enable()
 
         run(args)
-    except KeyboardInterrupt:  # outside the rounds, which end by themselves
+    except KeyboardInterrupt:  # before or after the rounds; during them the trainer handles it
         parser.exit(130, "lfl: interrupted\n")
 
 

@@ -1,4 +1,7 @@
-"""Arguments of constructors: checks for use from Python (the command line has types), and defaults of one's own."""
+"""Argument checks for constructors called from Python, and fresh copies of shared defaults.
+
+The command line checks types and ranges by the annotations of the arguments.
+"""
 
 import math
 from typing import Any, TypeVar
@@ -7,7 +10,7 @@ T = TypeVar("T")
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raises ValueError unless ``value`` is one of ``allowed``; an empty ``owner`` is not named."""
+    """Raise ValueError unless ``value`` is one of ``allowed``; the message leaves out an empty ``owner``."""
     if value not in allowed:
         choices = ", ".join(map(str, allowed))
         raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be one of {choices}.")
@@ -16,16 +19,17 @@ def check_choice(owner: str, name: str, value: Any, allowed: tuple[Any, ...]) ->
 def check_number(
     owner: str, name: str, value: Any, least: float | None = None, above: float | None = None, whole: bool = False
 ) -> None:
-    """Raises ValueError unless ``value`` is a finite number, at least ``least`` and above ``above``, where given.
+    """Raise ValueError unless ``value`` is a finite number, at least ``least`` and above ``above``, where given.
 
     Args:
-        owner: the class whose argument it is.
-        name: the argument.
-        value: what was given.
-        least: the smallest that is right.
-        above: what it must be greater than.
-        whole: whether it must be an int.
+        owner: name of the class whose argument is checked.
+        name: name of the argument.
+        value: the value that was passed.
+        least: smallest allowed value.
+        above: bound that the value must exceed.
+        whole: whether the value must be an int.
     """
+    # bool is a subclass of int, and inf and nan are floats: none of them is a number here.
     kind = int if whole else (int, float)
     is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     if is_number and (least is None or value >= least) and (above is None or value > above):
@@ -36,13 +40,14 @@ def check_number(
     raise ValueError(f"`{name}={value}` of {owner} must be {' '.join([wanted, *limits])}.")
 
 
-def own(value: T) -> T:
-    """An object of one's own in place of a shared ``lazy_instance`` default; anything else as it is.
+def fresh_default(value: T) -> T:
+    """Return a new object if ``value`` is a ``lazy_instance`` default, else ``value`` itself.
 
     A signature says ``lazy_instance(MeanAggregator)`` so that ``--print_config`` shows it and
     ``--trainer.aggregator.weighting uniform`` changes it. From Python all trainers would share that one object.
     """
     if not hasattr(value, "lazy_get_init_args"):
         return value
+    # jsonargparse makes the default an instance of a generated class with bases (its own mixin, the real class).
     kind: type[T] = type(value).__bases__[1]
     return kind(**value.lazy_get_init_args().as_dict())

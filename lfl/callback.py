@@ -7,124 +7,174 @@ first; decoding runs backwards.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lfl.client.layout import ParameterLayout
-    from lfl.client.step import ClientStep
-    from lfl.comm import Message, Payload
-    from lfl.round import Cohort, Round
-    from lfl.subspace import Basis
+from lfl.client.layout import ParameterLayout
+from lfl.client.step import ClientStep, LocalStep
+from lfl.comm import Message, Payload
+from lfl.federation import Federation
+from lfl.round import Cohort, Round
+from lfl.subspace.base import Basis
 
-Gradient = Callable[[Tensor], Tensor]
-"""From parameters [A, D] (or coordinates [A, R]) of the A clients still at work to a new tensor of their gradients."""
+Gradient = Callable[[Tensor, LocalStep], Tensor]
+"""A function of the parameters [A, D] (or coordinates [A, R]) of the A clients that still take steps, and of the step.
+
+It returns their gradients, a new tensor of the same shape.
+"""
 
 
 class FederatedCallback(Callback):
     """Base of all algorithms and diagnostics; every hook is optional, and a hook that is not overridden costs nothing.
 
-    Lightning's ``setup(trainer, pl_module, stage)``, ``on_fit_start``, ``on_fit_end``, ``state_dict`` and
-    ``load_state_dict`` are called as usual. What must survive a restart is in ``state_dict`` (tensors, numbers,
-    strings, lists, dicts) or in a slot of ``trainer.store``.
+    State that must survive a restart belongs in ``state_dict`` (tensors, numbers, strings, lists, dicts) or in a slot
+    of the client store. Hooks that are given a cohort run on the clients: ``cohort.received`` is all that they may know
+    of the server. Lightning's own ``setup``, ``on_fit_start`` and ``on_fit_end`` are called as well, with the trainer.
     """
 
     linear: bool = True
-    """Whether ``encode`` is linear: then payloads are averaged encoded, and decoded once."""
+    """Whether ``encode`` is linear. If so, encoded payloads are averaged, and their mean is decoded once."""
 
     features: tuple[str, ...] = ()
-    """Submodules whose outputs ``client_loss`` reads from ``client.features``."""
+    """Names of the submodules whose outputs ``client_loss`` reads from ``client.features``."""
 
     global_features: tuple[str, ...] = ()
-    """Submodules whose outputs at x ``client_loss`` reads from ``client.global_features``: one pass a batch."""
+    """Names of the submodules of which ``client_loss`` reads the server model's outputs, ``client.global_features``.
 
-    once: bool = False
-    """Whether a second one in the same stack would get into its way."""
+    This costs one more forward pass per batch.
+    """
+
+    is_unique: bool = False
+    """Whether a stack may have at most one callback of this class."""
 
     observes: bool = False
-    """Whether it only looks: training does not depend on it, and it may come, go or change when a run is resumed."""
+    """Whether training does not depend on this callback: it may be added, removed or changed when a run is resumed."""
 
     whole_model: bool = False
-    """Whether it has no meaning where some parameters never leave the clients."""
+    """Whether all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
+
+    # -- before a run -------------------------------------------------------------------------------------------------
 
     def check(self, layout: ParameterLayout) -> None:
-        """Refuse settings that do not fit the model, before any work; raises ValueError."""
+        """Raise ValueError if a setting does not fit the model."""
 
     def check_stack(self, stack: list[FederatedCallback]) -> None:
-        """Refuse a stack, this callback in it, that has no meaning; raises ValueError with both names."""
+        """Raise ValueError if this callback cannot be combined with the others, in this order; name both."""
+
+    def on_run_start(self, federation: Federation) -> None:
+        """Prepare a run: declare slots of the client store, make the server's state.
+
+        Called once, before the first round and before a checkpoint is loaded.
+        """
+
+    # -- the server, before clients work ------------------------------------------------------------------------------
 
     def on_round_start(self, round: Round) -> None:
-        """The server, before anything is sent: ``round.clients`` are chosen, ``round.server`` is x [D]."""
+        """Prepare a round: ``round.clients`` have been chosen, ``round.server`` is x [D]."""
 
     def coordinates(self, round: Round) -> Basis | None:
-        """Let the local optimizer run on coordinates z [C, R] of ``params = x + lift(z)``; uploads are then z.
+        """Return the basis P whose coordinates z [C, R] clients train and send: ``params = x + P^T z``.
 
-        At most one callback of a stack may override this.
+        Server and clients must both be able to draw P from the seed. At most one callback of a stack may override this.
         """
         return None
 
     def on_download(self, message: Message) -> None:
-        """The wire, down: add what the clients of this round need besides the model, ``message.add(name, value)``."""
+        """Add to the download: ``message.add`` for what is sent, ``message.derive`` for what clients compute alike."""
+
+    # -- the clients --------------------------------------------------------------------------------------------------
 
     def personalize(self, ids: Tensor, params: Tensor) -> None:
-        """Write what belongs to the clients ``ids`` [C] into their rows [C, D], which hold x, to evaluate them."""
+        """Write the personal parameters of clients ``ids`` [C] into ``params`` [C, D], whose rows all hold x.
+
+        Called to evaluate the clients' own models.
+        """
 
     def on_cohort_start(self, cohort: Cohort) -> None:
-        """A cohort, before its first step: gather client state into ``cohort.rows``, change the starting point."""
+        """Prepare a cohort before its first step: gather client state into ``cohort.rows``, change the start."""
 
     def client_loss(self, client: ClientStep, loss: Tensor) -> Tensor:
-        """One client, inside the loss (vmap adds the cohort dimension): return the loss with a term added."""
+        """Return the loss of one client with a term added. Tensors have no cohort dimension here: vmap adds it."""
         return loss
 
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        """A cohort, once before its steps: return a new gradient function made of ``gradient``.
+        """Return a new gradient function made of ``gradient``; called once for a cohort, before its steps.
 
-        It is called with the rows of the A <= C clients still at work; they are the first A, so a tensor of the
-        cohort is cut with ``[: len(params)]``. The tensor ``gradient`` returns may be changed in place.
+        The function is called with the rows of the A <= C clients that still take steps, and the step. They are the
+        cohort's first A clients: cut a tensor of the cohort with ``[: len(params)]``. The tensor that ``gradient``
+        returns may be changed in place.
         """
         return gradient
 
     def on_step_end(self, cohort: Cohort) -> None:
-        """A cohort, after each local step; ``cohort.active`` clients took it."""
+        """Read ``cohort.values``, or change it in place, after a step of the first ``cohort.active`` clients."""
 
     def on_cohort_end(self, cohort: Cohort) -> None:
-        """A cohort, trained: read ``cohort.delta``, update client slots, ``cohort.upload(name, rows)`` extra payloads.
+        """Use the result of a cohort: read ``cohort.delta``, update client slots, ``cohort.upload`` extra payloads.
 
-        Clients whose update is not finite are no longer in it.
+        Clients whose update is not finite have been removed from the cohort.
         """
 
-    def ends_encoding(self, round: Round) -> bool:
-        """Whether the codecs after this one leave this round's payload as it is."""
-        return False
-
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        """The wire, up: compress the rows of an update. Client state (error feedback) belongs in the store."""
+        """Compress the rows of the clients' updates. Client state (error feedback) belongs in the store."""
         return payload
 
+    def ends_encoding(self, round: Round) -> bool:
+        """Return whether the codecs behind this one are skipped in this round.
+
+        Clients and server both ask, and must be told the same.
+        """
+        return False
+
+    # -- the server, when updates arrive ------------------------------------------------------------------------------
+
     def decode(self, round: Round, values: Tensor) -> Tensor:
-        """The server: the inverse of ``encode``, on rows [C, n] or, for linear codecs, on their mean [n]."""
+        """Return the inverse of ``encode``, of rows [C, n] or, for linear codecs, of their mean [n]."""
         return values
 
     def on_aggregate(self, round: Round) -> None:
-        """The server: ``round.update`` [D] is the aggregate (``round.update_coordinates`` [R] where there are)."""
+        """Read or change ``round.update`` [D], the aggregate; ``round.sums`` and ``round.received`` are complete."""
 
     def on_server_step(self, round: Round) -> None:
-        """The server, after its step; ``round.server`` is still x before it, ``trainer.server.vector`` is x after."""
+        """Update state after the server's step: ``federation.server.vector`` is x now, ``round.server`` x before."""
 
     def on_round_end(self, round: Round) -> None:
-        """The server: add to ``round.metrics`` with ``round.log(name, value)``."""
+        """Log numbers of the round with ``round.log(name, value)``, after the server's evaluation if one is due."""
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:
-    """Whether ``callback`` implements ``hook``."""
+    """Return whether ``callback`` implements ``hook``."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
 
 
+def check_gradient(owner: FederatedCallback, gradient: Gradient) -> None:
+    """Check that ``wrap_gradient`` of ``owner`` returned a function that takes parameters and a step.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    given = f"got {gradient!r}"
+    try:
+        signature = inspect.signature(gradient)
+        given = f"got one of {signature}"
+        signature.bind(None, None)
+    except ValueError:
+        return  # functions written in C may have no signature to read: let the first step fail if it must
+    except TypeError:
+        raise TypeError(
+            f"`{type(owner).__name__}.wrap_gradient` must return a function of `(params, step)`, {given}: write "
+            "`def corrected(params, step)` and pass `step` on to `gradient(params, step)`."
+        ) from None
+
+
 def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
-    """For methods whose client state follows from the coordinates that are sent: they must arrive as they are.
+    """Refuse codecs that are not linear.
+
+    For methods whose client state is computed from the coordinates that clients send: the server computes it from what
+    arrives, and a lossy codec makes that differ from what the clients kept.
 
     Raises:
         ValueError: the stack has a codec that is not linear.
@@ -138,7 +188,7 @@ def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
 
 
 def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_frozen_phases: bool) -> None:
-    """Refuse a stack of callbacks that do not go together, or not with the model or the local work.
+    """Refuse callbacks that do not fit each other, the model or the local work.
 
     Args:
         stack: the callbacks, in order.
@@ -146,7 +196,7 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
         has_frozen_phases: whether some phase of the local work trains only some of the parameters.
 
     Raises:
-        ValueError: names both.
+        ValueError: names the two that do not fit.
     """
     owners = [type(c).__name__ for c in stack if overrides(c, "coordinates")]
     if len(owners) > 1:
@@ -159,10 +209,11 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
             f"{owners[0]} moves all parameters by coordinates: `local_phases` that freeze some of them have no "
             "meaning with it."
         )
-    for kind in {type(callback) for callback in stack if callback.once}:
+    for kind in {type(callback) for callback in stack if callback.is_unique}:
         if sum(type(callback) is kind for callback in stack) > 1:
             raise ValueError(f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one.")
-    # What never goes together, before what would go together in another order or with other arguments.
+    # First pairs that never fit; the callbacks' own checks below name pairs that fit in another order or with other
+    # arguments, which would be bad advice for the former.
     personal = [type(c).__name__ for c in stack if overrides(c, "personalize")]
     whole = [type(c).__name__ for c in stack if c.whole_model]
     if personal and whole:

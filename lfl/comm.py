@@ -1,5 +1,7 @@
 """The wire: everything that would cross a network passes here and is counted, in bits, by the code that carries it."""
 
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +10,7 @@ from torch import Tensor
 
 
 def dense_bits(value: Tensor) -> int:
-    """Bits of ``value`` sent as it is."""
+    """Number of bits of ``value`` when it is sent uncompressed."""
     return value.numel() * value.element_size() * 8
 
 
@@ -17,8 +19,8 @@ class Payload:
     """The encoded updates of C clients.
 
     Attributes:
-        values: ``[C, n]``, what the server will see.
-        bits: what each client's encoding needs, ``[C]`` or one number for all.
+        values: the rows [C, n] that the server receives.
+        bits: size of each client's encoding in bits: [C], or one number for all.
     """
 
     values: Tensor
@@ -26,7 +28,7 @@ class Payload:
 
     @classmethod
     def dense(cls, values: Tensor) -> "Payload":
-        """Rows sent as they are."""
+        """Return a payload of rows [C, n] that are sent uncompressed."""
         return cls(values, dense_bits(values[0]) if len(values) else 0)
 
     def bits_per_client(self) -> Tensor:
@@ -39,62 +41,104 @@ class Payload:
 
 
 class Message:
-    """What goes down to each participant of a round: named payloads.
+    """What the clients of a round learn from the server: payloads that are sent, and tensors that both sides derive.
 
     A payload is a piece of server state, such as the model. A client that kept the last one it received can be brought
-    up to date by the increments it missed; it is charged for those or for the whole, whichever is less.
+    up to date by the increments it missed; it is charged for those or for the whole, whichever is less. What a client
+    can compute by itself, from the seed or from what it was sent before, is derived, and costs nothing more.
+
+    ``contents`` is all that clients know of the server: hooks of a cohort read it as ``cohort.received``.
+
+    Attributes:
+        payloads: tensors that are sent, by name; the model is among them.
+        derived: tensors that clients compute from the seed or from payloads, by name.
+        charges: bits [M] of those payloads whose cost a callback has set (``charge``), by name.
     """
 
     def __init__(self) -> None:
         self.payloads: dict[str, Tensor] = {}
+        self.derived: dict[str, Tensor] = {}
         self.charges: dict[str, Tensor] = {}
 
+    @property
+    def contents(self) -> Mapping[str, Tensor]:
+        """All that clients know of the server, by name: what is sent and what is derived."""
+        return ChainMap(self.payloads, self.derived)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Send ``value`` (the same for all clients) under ``name``.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        self._check_free(name)
+        self.payloads[name] = value
+
+    def derive(self, name: str, value: Tensor) -> None:
+        """Add a tensor that every client computes by itself; nothing is charged for it.
+
+        It must follow from the seed, or from payloads of this or earlier rounds. Say in a comment from which, and make
+        sure that those were charged.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        self._check_free(name)
+        self.derived[name] = value
+
     def replace(self, name: str, value: Tensor) -> None:
-        """Send ``value`` instead of what is there under ``name``."""
+        """Send ``value`` instead of the payload that has this name."""
         self.payloads[name] = value
 
     def charge(self, name: str, bits: Tensor) -> None:
-        """Say what payload ``name`` costs each of ``round.invited`` (int64), instead of what the ledger knows."""
+        """Set the bits [M] (int64) of payload ``name`` for each of ``round.invited``, instead of the ledger's count."""
         self.charges[name] = bits
 
-    def add(self, name: str, value: Tensor) -> None:
-        """Send ``value`` (the same for all clients) under ``name``."""
-        if name in self.payloads:
+    def _check_free(self, name: str) -> None:
+        if name in self.contents:
             raise ValueError(f"Two callbacks send a payload named {name!r}; names must be unique.")
-        self.payloads[name] = value
 
 
 class Ledger:
-    """Counts what crosses the wire, per direction and payload; knows what each client last received.
+    """Counts the bits that cross the wire, per direction and payload, and knows when each client last took part.
 
-    Increments: after a round the server may say what a client would need to bring its copy of a payload up to date
-    (``record_increment``): r floats for a model that moved in a known subspace. Without one, the whole is charged.
+    After a round a callback may record an increment (``record_increment``): the bits that bring a client's copy of a
+    payload up to date, such as R floats for a model that moved in a known subspace. A client is then charged for the
+    increments it missed, at most for the whole payload. Without increments the whole is charged.
 
     Args:
-        num_clients: N.
+        num_clients: number of clients in the federation (N).
 
     Attributes:
-        personal: mask [D] of the parameters that never leave a client; None where all are shared. A payload of D
-            numbers is sent without them.
+        shared: mask [D] of the parameters that are sent; None if all are. See ``keep_on_clients``.
+        last_round: the round in which each client last took part [N]; 0 for never.
+        totals: bits of all rounds so far, by direction.
+        up_bits: bits of this round's uploads, by payload.
+        down_bits: bits of this round's downloads, by payload.
     """
 
     def __init__(self, num_clients: int) -> None:
-        self.personal: Tensor | None = None
-        # The round in which a client last took part (0: never): it then held the state from before that round.
+        self.shared: Tensor | None = None
+        # A client that last took part in round t holds the server's state from before round t.
         self.last_round = torch.zeros(num_clients, dtype=torch.int64)
-        self._seen: list[Tensor] = []  # ids of all who ever did: a checkpoint is about them, not about N
+        # Ids of all clients that ever took part, so that the size of a checkpoint does not grow with N.
+        self._seen: list[Tensor] = []
         self.totals = {"up": 0, "down": 0}
         self.up_bits: dict[str, int] = {}
         self.down_bits: dict[str, int] = {}
-        # replay[name][t]: bits of all increments of rounds 1..t
-        self.replay: dict[str, list[int]] = {}
+        self._replay: dict[str, list[int]] = {}  # _replay[name][t]: bits of all increments of rounds 1..t
+
+    def keep_on_clients(self, mask: Tensor) -> None:
+        """Declare which parameters never leave a client, a mask [D]: payloads of D numbers are charged without them."""
+        self.shared = ~mask
 
     def start_round(self) -> None:
-        """Forget the counts of the last round."""
-        self.up_bits, self.down_bits = {}, {}
+        """Set the counts of the round to zero."""
+        self.up_bits = {}
+        self.down_bits = {}
 
     def download(self, message: Message, clients: Tensor, round_number: int) -> None:
-        """Charge ``clients`` [M] for ``message``, catch-up included."""
+        """Charge ``clients`` [M] for ``message``, including what they missed since they last took part."""
         last = self.last_round[clients].tolist()
         for name, value in message.payloads.items():
             if name in message.charges:
@@ -106,27 +150,37 @@ class Ledger:
         self.last_round[clients] = round_number
 
     def bits_of(self, value: Tensor) -> int:
-        """Bits of one vector sent as it is."""
-        if self.personal is None or value.numel() != self.personal.numel():
+        """Number of bits of one tensor sent uncompressed, without the parameters that stay on the clients."""
+        if self.shared is None or value.numel() != self.shared.numel():
             return dense_bits(value)
-        return int((~self.personal).sum()) * value.element_size() * 8
+        return int(self.shared.sum()) * value.element_size() * 8
 
     def upload(self, name: str, payload: Payload) -> None:
-        """Charge the clients of a cohort for their upload."""
+        """Charge the clients of a cohort for an upload."""
         self.up_bits[name] = self.up_bits.get(name, 0) + payload.total_bits()
 
     def close_round(self, up_bits: dict[str, int]) -> None:
-        """End a round with the uploads of all processes."""
+        """Add the round to the totals. ``up_bits`` are the uploads of all processes, by payload."""
+        # Downloads need no joining: every process charges all clients of the round, not only its own.
         self.up_bits = up_bits
         self.totals["up"] += sum(self.up_bits.values())
         self.totals["down"] += sum(self.down_bits.values())
 
     def record_increment(self, name: str, bits: int, round_number: int) -> None:
-        """Say what round ``round_number`` changed in payload ``name``, as bits per client that wants to follow."""
-        cumulative = self.replay.setdefault(name, [0])
+        """Record the bits, per client, that bring payload ``name`` from before round ``round_number`` to after it.
+
+        Raises:
+            ValueError: an earlier round was left out.
+        """
+        cumulative = self._replay.setdefault(name, [0])
         if len(cumulative) != round_number:
             raise ValueError(f"Increments of {name!r} must be recorded every round.")
         cumulative.append(cumulative[-1] + bits)
+
+    def bits_since(self, name: str, rounds: Tensor) -> Tensor:
+        """Bits [M] (int64) of the increments of payload ``name`` after each of ``rounds`` [M]; round 0 gives all."""
+        cumulative = torch.tensor(self._replay[name])
+        return cumulative[-1] - cumulative[rounds]
 
     def metrics(self) -> dict[str, float]:
         """Bytes of the last round and of all rounds, for the log."""
@@ -137,8 +191,8 @@ class Ledger:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
-        replay = {name: torch.tensor(values) for name, values in self.replay.items()}
+        """The counts and the rounds in which clients last took part, for a checkpoint."""
+        replay = {name: torch.tensor(values) for name, values in self._replay.items()}
         seen = torch.cat([torch.empty(0, dtype=torch.int64), *self._seen])
         self._seen = [seen]
         last_round = {"clients": seen, "rounds": self.last_round[seen]}
@@ -147,18 +201,23 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         saved = state["last_round"]
-        if isinstance(saved, Tensor):  # checkpoint format 1 has a number for every client
-            seen = saved.nonzero().squeeze(1)
-            saved = {"clients": seen, "rounds": saved[seen]}
         self._seen = [saved["clients"]]
         self.last_round.zero_()[saved["clients"]] = saved["rounds"]
         self.totals = dict(state["totals"])
-        self.replay = {name: values.tolist() for name, values in state["replay"].items()}
+        self._replay = {name: values.tolist() for name, values in state["replay"].items()}
 
     def _bits_to_follow(self, name: str, whole: int, last: list[int], round_number: int) -> int:
-        """Bits that bring clients up to date who took part last in these rounds: the whole to those who never did."""
-        if name not in self.replay:
+        """Bits that bring clients up to date, all together, from the rounds in which they last took part (0: never).
+
+        Args:
+            name: the payload.
+            whole: bits of the whole payload.
+            last: for each client the round in which it last took part.
+            round_number: the present round.
+        """
+        if name not in self._replay:
             return whole * len(last)
-        cumulative = self.replay[name]
+        cumulative = self._replay[name]
+        # Increments up to the round before this one have been made. Of those, a client of round t lacks t, t + 1, ...
         now = cumulative[round_number - 1]
         return sum(min(whole, now - cumulative[t - 1]) if t else whole for t in last)

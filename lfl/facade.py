@@ -1,4 +1,4 @@
-"""What a LightningModule, and Lightning's own callbacks, may ask of their trainer."""
+"""The trainer's properties for LightningModules, for Lightning's own classes, and for users of a finished run."""
 
 from __future__ import annotations
 
@@ -7,29 +7,115 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.loggers import Logger
+from torch import Tensor
+
+from lfl.aggregation import Server
+from lfl.client.layout import ParameterLayout
+from lfl.comm import Ledger
+from lfl.data.base import FederatedData
+from lfl.engine import LocalEngine
+from lfl.reporting.summary import RunSummary
+from lfl.run import Run
+from lfl.storage.client_store import ClientStore
 
 
 class LightningFacade:
-    """The part of ``lightning.Trainer``'s attributes that has a meaning here. To a module, a round is an epoch."""
+    """Those attributes of ``lightning.Trainer`` that have a meaning here, and the parts of the run.
+
+    To a LightningModule, a round is an epoch.
+    """
 
     fabric: Fabric
     loggers: list[Logger]
-    current_round: int
     max_rounds: int
+    _run: Run | None = None
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run:
+        """The current run, or the last one.
+
+        Raises:
+            RuntimeError: there was no run yet.
+        """
+        if self._run is None:
+            raise RuntimeError("There is no run yet: call `fit` first.")
+        return self._run
+
+    @property
+    def server(self) -> Server:
+        """The run's server; the model x [D] is ``server.vector``."""
+        return self.run.server
+
+    @property
+    def store(self) -> ClientStore:
+        """The client store of the run: the rows that clients keep between rounds."""
+        return self.run.store
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the run: how many bits were sent, up and down."""
+        return self.run.ledger
+
+    @property
+    def engine(self) -> LocalEngine:
+        """The engine of the run, which trains the clients."""
+        return self.run.engine
+
+    @property
+    def summary(self) -> RunSummary:
+        """The best and last values of the run's metrics."""
+        return self.run.summary
+
+    @property
+    def data(self) -> FederatedData:
+        """The data module of the run."""
+        return self.run.data
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Where each parameter lies in a vector [D]."""
+        return self.run.layout
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients in the federation (N)."""
+        return self.run.num_clients
+
+    def server_state_dict(self) -> dict[str, Tensor]:
+        """The module's state dict with the server's parameters and buffers."""
+        return self.run.server_state_dict()
+
+    @property
+    def current_round(self) -> int:
+        """Number of completed rounds."""
+        return self._run.progress.round if self._run is not None else 0
+
+    # -- lightning.Trainer --------------------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run ends after the current round; may be set."""
+        return self._run is not None and self._run.stop_request.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.stop_request.should_stop = value
 
     @property
     def device(self) -> torch.device:
-        """This process's device."""
+        """The device of this process."""
         return self.fabric.device
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this process writes files."""
+        """Whether this is the process that writes files (rank 0)."""
         return bool(self.fabric.is_global_zero)
 
     @property
     def global_rank(self) -> int:
-        """Number of this process."""
+        """Rank of this process, from 0."""
         return self.fabric.global_rank
 
     @property
@@ -49,12 +135,12 @@ class LightningFacade:
 
     @property
     def current_epoch(self) -> int:
-        """Rounds completed: to a LightningModule a round is an epoch."""
+        """Number of completed rounds, since to a LightningModule a round is an epoch."""
         return self.current_round
 
     @property
     def global_step(self) -> int:
-        """Rounds completed: the only axis there is."""
+        """Number of completed rounds, since metrics are logged per round."""
         return self.current_round
 
     @property
@@ -64,5 +150,5 @@ class LightningFacade:
 
     @property
     def progress_bar_callback(self) -> None:
-        """For ``LightningModule.print``."""
+        """Always None; ``LightningModule.print`` asks for it."""
         return

@@ -1,53 +1,74 @@
-"""The federated round, in the one place where rounds are looped. No algorithm is named here."""
+"""The loop over rounds, and the steps of a round. No algorithm is named here: callbacks change what a round does."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lfl.callback import FederatedCallback, overrides
-from lfl.comm import Message, Payload
-from lfl.processes.deal import at_home
+from lfl.comm import Payload
 from lfl.processes.sums import ProcessSums
-from lfl.round import Cohort, Round
-
-if TYPE_CHECKING:
-    from lfl.trainer import FederatedTrainer
+from lfl.round import Cohort, Round, add_to
+from lfl.run import Run
 
 
 class NonFiniteUpdateError(RuntimeError):
-    """A client's update is not finite and the policy is to stop."""
+    """A client's update has NaN or inf, and ``on_nonfinite`` is ``stop``."""
 
 
 class FederatedLoop:
-    """Runs rounds on what the trainer has set up.
+    """Runs the rounds of a run.
 
     Args:
-        trainer: owns the engine, the server, the callbacks, the store, the ledger and the loggers.
+        run: the run, after ``on_run_start``: whether clients keep state decides which process trains which client.
     """
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
-        self.trainer = trainer
-        self._hooks = {name: [c for c in trainer.stack if overrides(c, name)] for name in _HOOKS}
-        self._sums = ProcessSums(trainer.fabric)
-        self._state_at_home = trainer.store.is_used
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        # Only the callbacks that override a hook: the others cost nothing in a round.
+        self._hooks = {name: [c for c in run.callbacks if overrides(c, name)] for name in _HOOKS}
+        self._sums = ProcessSums(run.processes)
+        self._state_at_home = run.store.is_used
+
+    def run_rounds(self) -> None:
+        """Run round after round, until the last one or until a stop is requested."""
+        run = self.run
+        stopping = any(run.processes.gather(run.stop_request.should_stop))
+        while run.progress.round < run.max_rounds and not stopping:
+            # To a LightningModule a round is an epoch; what its hooks log belongs to the round.
+            logged = run.model.call_hook("on_train_epoch_start")
+            round = self.run_round(run.progress.round + 1)
+            run.progress.round = round.number
+            logged |= run.model.call_hook("on_train_epoch_end")
+            metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
+            # Before the checkpoint, which holds the rates of the next round.
+            run.rates.step(round.number, metrics, run.is_evaluation_due(round.number))
+            self._write(round.number, metrics)
+            # A signal may reach the processes in different rounds. Whether this round is the last was decided by its
+            # sums, which are the same on all of them; with one process there is nobody to agree with.
+            stopping = run.stop_request.should_stop if run.processes.count == 1 else round.totals.num_stopping > 0
+        if run.checkpointing is not None:
+            for name in run.checkpointing.due_at_end(run.progress.round):
+                run.save(name)
 
     def run_round(self, number: int) -> Round:
         """Select, download, train, encode, aggregate, decode, step the server, evaluate, log."""
         started = time.perf_counter()
+        run = self.run
         round = self._select(number)
         self._download(round)
-        for cohort in self.trainer.engine.cohorts(round, self.trainer.server_buffers):
+        for cohort in run.engine.cohorts(round, run.server.buffers, run.server.counters):
             self._load_buffers(cohort)
-            if not self.trainer.engine.train(cohort, self.trainer.learning_rates):
-                self._tell_retreat(len(cohort))
+            # False if the device ran out of memory: `cohorts` then yields the same clients again, in smaller cohorts.
+            if not run.engine.train(cohort, run.rates):
+                self._report_smaller_cohorts(len(cohort))
                 continue
-            self._refuse_nonfinite(cohort)
+            # Before the upload: a hook of it might write NaN into the client store.
+            self._drop_nonfinite(cohort)
             self._upload(cohort)
-            self.trainer.display.clients_done(len(cohort.num_steps))
+            run.display.clients_done(len(cohort.num_steps))
         self._aggregate(round)
         self._step(round)
         round.log("time/train_s", time.perf_counter() - started)
@@ -57,57 +78,64 @@ class FederatedLoop:
         return round
 
     def _select(self, number: int) -> Round:
-        trainer = self.trainer
-        clients = trainer.participation.select(number, trainer.num_clients, trainer.seed)
-        invited = trainer.participation.invited(clients, number, trainer.num_clients, trainer.seed)
-        clients, invited = (ids[trainer.data.client_sizes[ids] > 0].sort().values for ids in (clients, invited))
-        round = Round(trainer, number, clients, trainer.server.vector.clone(), self._local(clients), invited)
-        trainer.display.round_started(number, len(round.local_clients))
+        """Choose the clients of a round, and prepare it on the server."""
+        run = self.run
+        chosen = run.participation.select(number, run.num_clients, run.seed)
+        asked = run.participation.invited(chosen, number, run.num_clients, run.seed)
+        # Clients without examples cannot train. Sorted, so that sums do not depend on the order of the draw.
+        clients, invited = (ids[run.data.client_sizes[ids] > 0].sort().values for ids in (chosen, asked))
+        # A copy of x: the server's vector moves at the end of the round, and hooks may compare the two.
+        round = Round(number, clients, run.server.vector.clone(), self._local(clients), invited)
+        run.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)
         for callback in self._hooks["coordinates"]:
             round.basis = callback.coordinates(round)
-        trainer.aggregator.start()
+        run.aggregator.start()
         return round
 
     def _local(self, clients: Tensor) -> Tensor:
-        """Those of a round's clients that this process trains: where their state is, or dealt by expected work."""
-        trainer, fabric = self.trainer, self.trainer.fabric
-        if fabric.world_size == 1:
+        """Those of a round's clients that this process trains: the clients whose state it keeps, or a fair share."""
+        run = self.run
+        processes = run.processes
+        if processes.count == 1:
             return clients
         if self._state_at_home:
-            return clients[at_home(clients, fabric)]
-        if trainer.store.is_used:  # by now the rows of a client lie wherever it was trained
+            return clients[processes.at_home(clients)]
+        # A slot that was declared too late: clients have been trained, and left their rows, in whatever process.
+        if run.store.is_used:
             raise RuntimeError(
-                f"Client slots {', '.join(trainer.store.slots)} were declared in a round, after clients without state "
-                "had been dealt to processes: declare them in `setup`, or `trainer.store.reserve(name)` there."
+                f"Client slots {', '.join(run.store.slots)} were declared in a round, after clients without state had "
+                "been dealt to processes: declare them in `on_run_start`, or `federation.store.reserve(name)` there."
             )
-        sizes, batch_size = trainer.data.client_sizes[clients], trainer.data.batch_size
-        work = trainer.work.expected(sizes, batch_size)
-        return clients[trainer.engine.deal(work, fabric.world_size) == fabric.global_rank]
+        work = run.work.expected(run.data.client_sizes[clients], run.data.batch_size)
+        return clients[run.engine.deal(work, processes.count) == processes.rank]
 
     def _download(self, round: Round) -> None:
-        trainer = self.trainer
-        trainer.ledger.start_round()
-        message = Message()
+        """Make the message to the clients of a round, and count what it costs to send."""
+        run = self.run
+        message = round.message
+        run.ledger.start_round()
         message.add("model", round.server)
-        if trainer.buffers != "client" and trainer.server_buffers.numel():
-            message.add("buffers", trainer.server_buffers)
+        if run.buffer_policy != "client" and run.server.buffers.numel():
+            message.add("buffers", run.server.buffers)
         for callback in self._hooks["on_download"]:
             callback.on_download(message)
-        trainer.ledger.download(message, round.invited, round.number)
+        run.ledger.download(message, round.invited, round.number)
 
     def _load_buffers(self, cohort: Cohort) -> None:
-        if self.trainer.buffers == "client":
-            cohort.buffers = self.trainer.client_buffers(cohort.ids)
+        if self.run.buffer_policy == "client":
+            cohort.buffers = self.run.client_buffers(cohort.ids)
 
-    def _tell_retreat(self, size: int) -> None:
-        self.trainer.display.message(
-            f"Out of memory with {size} clients trained together: going on with {self.trainer.engine.cohort_size}."
+    def _report_smaller_cohorts(self, size: int) -> None:
+        self.run.display.message(
+            f"Out of memory with {size} clients trained together: going on with {self.run.engine.cohort_size}."
         )
 
-    def _refuse_nonfinite(self, cohort: Cohort) -> None:
-        """Drop clients whose update is not finite, or stop: nothing of theirs reaches the server or the store."""
+    def _drop_nonfinite(self, cohort: Cohort) -> None:
+        """Drop the clients whose update has NaN or inf, or raise; nothing of them reaches the server or the store."""
+        # A row with NaN or inf has a sum that is not finite, so one sum per row is enough to find that all is well. The
+        # sum of a finite row may still overflow: only if a sum is not finite are all values looked at.
         finite = torch.isfinite(cohort.values.sum(dim=1) + cohort.buffers.sum(dim=1))
         if bool(finite.all()):
             return
@@ -117,164 +145,204 @@ class FederatedLoop:
         if not refused:
             return
         where = f"client(s) {', '.join(map(str, refused))} in round {cohort.round.number}"
-        if self.trainer.on_nonfinite == "stop":
+        if self.run.on_nonfinite == "stop":
             raise NonFiniteUpdateError(
                 f"The update of {where} is not finite (NaN or inf): look for bad values in its data, or lower the "
                 "learning rate; `trainer.on_nonfinite=skip` goes on without such updates."
             )
-        self.trainer.display.message(f"Skipped the update of {where}: it is not finite.")
-        cohort.round.num_refused += len(refused)
+        self.run.display.message(f"Skipped the update of {where}: it is not finite.")
+        cohort.round.totals.num_refused += len(refused)
         cohort.keep(mask)
 
     def _upload(self, cohort: Cohort) -> None:
-        """What the clients of a cohort send: the encoded update, extra payloads, buffers; each counted."""
+        """Count what the clients of a cohort send (encoded updates, extra payloads, buffers), and add it to the sums.
+
+        After this the server keeps sums only, and nothing of a single client.
+        """
         if not len(cohort):
             return
-        trainer, round = self.trainer, cohort.round
+        run = self.run
+        round = cohort.round
+        totals = round.totals
+        # Before the update is read: a hook may still change it, and adds the extra payloads.
         for callback in self._hooks["on_cohort_end"]:
             callback.on_cohort_end(cohort)
         payload = Payload.dense(cohort.delta)
         for callback in self._codecs(round):
             payload = callback.encode(cohort, payload)
-        trainer.ledger.upload("update", payload)
+        run.ledger.upload("update", payload)
         rows = payload.values
+        # Only the codecs from the first non-linear one on; those before it decode the aggregate, once.
         for callback in reversed(self._per_client_codecs(round)):
             rows = callback.decode(round, rows)
-        weights = trainer.aggregator.weights(cohort.num_examples)
-        trainer.aggregator.add(rows, weights)
+        weights = run.aggregator.weights(cohort.num_examples)
+        run.aggregator.add(rows, weights)
         sent = payload.bits_per_client()
         for name, extra in cohort.uploads.items():
-            dense = trainer.ledger.bits_of(extra[0])
-            trainer.ledger.upload(name, Payload(extra, dense))
+            dense = run.ledger.bits_of(extra[0])
+            run.ledger.upload(name, Payload(extra, dense))
             sent = sent + dense
-            round.accumulate(f"received/{name}", extra.sum(dim=0, dtype=torch.float64))
-        for name, values in cohort.metrics.items():
-            round.accumulate(f"metrics/{name}", values.sum())
-            round.accumulate(f"metrics/{name}/count", values.new_tensor(cohort.counts[name].sum()))
-        round.num_reported += len(cohort)
+            add_to(totals.received, name, extra.sum(dim=0, dtype=torch.float64))
+        if cohort.losses is not None:
+            totals.losses = cohort.losses.sum() if totals.losses is None else totals.losses + cohort.losses.sum()
+        for name, logged in cohort.metrics.items():
+            add_to(totals.logged, name, logged.sum())
+        totals.num_reported += len(cohort)
         round.reported.append(cohort.ids)
-        if trainer.system is not None:
-            bits = torch.zeros(len(round.clients), dtype=torch.float64)
-            bits[torch.searchsorted(round.clients, cohort.ids)] = sent.double().cpu()
-            round.accumulate("uplink_bits", bits.to(round.server.device))
+        if run.system is not None:
+            self._add_uplink_bits(cohort, sent)
         self._upload_buffers(cohort, weights)
 
+    def _add_uplink_bits(self, cohort: Cohort, sent: Tensor) -> None:
+        """Add the bits [C] that the clients of a cohort have sent, for the simulated system."""
+        round = cohort.round
+        # At the client's place in the round, so that processes can add up their vectors.
+        bits = torch.zeros(len(round.clients), dtype=torch.float64)
+        bits[torch.searchsorted(round.clients, cohort.ids)] = sent.double().cpu()
+        round.totals.uplink_bits = bits if round.totals.uplink_bits is None else round.totals.uplink_bits + bits
+
     def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> None:
-        trainer, round = self.trainer, cohort.round
-        if trainer.buffers == "client" and cohort.buffers.numel():
-            trainer.store.scatter("buffers", cohort.ids, cohort.buffers)
-        if trainer.buffers != "average":
+        """Send or keep the buffers of a cohort, as the buffer policy says; ``weights`` [C] are those of the updates."""
+        run = self.run
+        totals = cohort.round.totals
+        if run.buffer_policy == "client" and cohort.buffers.numel():
+            run.store.scatter("buffers", cohort.ids, cohort.buffers)
+        if run.buffer_policy != "average":
             return
-        round.keep_counters([rows.amax(dim=0) for rows in cohort.counters])
+        if cohort.counters:
+            largest = torch.cat([rows.amax(dim=0).double().reshape(-1) for rows in cohort.counters])
+            totals.counters = largest if totals.counters is None else torch.maximum(totals.counters, largest)
         if cohort.buffers.numel():
-            trainer.ledger.upload("buffers", Payload.dense(cohort.buffers))
-            # Differences, so that a buffer nobody changes stays what it is, to the bit.
-            moved = (cohort.buffers - trainer.server_buffers).double()
+            run.ledger.upload("buffers", Payload.dense(cohort.buffers))
+            # Differences are averaged, so that a buffer that no client changes stays exactly what it is.
+            moved = (cohort.buffers - run.server.buffers).double()
             weights = weights.to(moved.device)
-            round.accumulate("buffers", weights @ moved)
-            round.accumulate("buffers/weight", weights.sum())
+            weighted = torch.cat([weights @ moved, weights.sum().reshape(1)])  # the last entry is the sum of weights
+            totals.buffers = weighted if totals.buffers is None else totals.buffers + weighted
 
     def _aggregate(self, round: Round) -> None:
-        """Join what the processes found, and decode the aggregate."""
-        trainer = self.trainer
-        counts = {"clients": round.num_reported, "refused": round.num_refused, "stopping": int(trainer.should_stop)}
-        counts.update({f"up/{name}": bits for name, bits in trainer.ledger.up_bits.items()})
-        for name, count in counts.items():
-            round.sums[f"count/{name}"] = torch.tensor(float(count), dtype=torch.float64, device=round.server.device)
-        round.sums.update({f"aggregate/{name}": value for name, value in trainer.aggregator.sums.items()})
-        self._add_counters(round)
-        round.sums = self._sums.join(round.sums)
-        trainer.aggregator.sums = round.take("aggregate/")
-        round.received = round.take("received/")
-        round.num_reported, round.num_refused = (int(round.sums[f"count/{name}"]) for name in ("clients", "refused"))
-        round.is_last = bool(round.sums["count/stopping"])
-        trainer.ledger.close_round({name: int(bits) for name, bits in round.take("count/up/").items()})
-        self._average_buffers(round)
-        if not round.num_reported:
+        """Add up the sums of all processes, and compute the update of the round from them."""
+        run = self.run
+        totals = round.totals
+        # What the ledger and the aggregator have counted in this process travels in the same all-reduce.
+        totals.num_stopping = int(run.stop_request.should_stop)
+        totals.up_bits = run.ledger.up_bits
+        totals.aggregate = run.aggregator.sums
+        totals.counters = self._as_row(totals.counters)
+        round.totals = totals = totals.join(self._sums, round.server.device)
+        run.aggregator.sums = totals.aggregate
+        run.ledger.close_round(totals.up_bits)
+        if totals.buffers is not None:
+            run.server.move_buffers(totals.buffers[:-1] / totals.buffers[-1])
+        if totals.counters is not None:
+            rows = totals.counters
+            run.server.set_counters(rows[rows[:, 0] > 0, 1:].amax(dim=0))
+        # All clients were dropped, or the round had none: there is no update, and the server stays where it is.
+        if not totals.num_reported:
             return
-        update = trainer.aggregator.result().to(round.server.dtype)
+        update = run.aggregator.result().to(round.server.dtype)
         for callback in reversed(self._shared_codecs(round)):
             update = callback.decode(round, update)
         if round.basis is not None:
-            round.update_coordinates, update = update, round.basis.lift(update)
+            round.update_coordinates = update
+            update = round.basis.lift(update)
         round.update = update
         for callback in self._hooks["on_aggregate"]:
             callback.on_aggregate(round)
 
-    def _average_buffers(self, round: Round) -> None:
-        trainer = self.trainer
-        if "buffers" in round.sums:
-            moved = round.sums["buffers"] / round.sums["buffers/weight"]
-            trainer.server_buffers = (trainer.server_buffers.double() + moved).to(trainer.server_buffers.dtype)
-        if "counters" in round.sums:
-            rows = round.sums["counters"]
-            largest = rows[rows[:, 0] > 0, 1:].amax(dim=0).split([c.numel() for c in trainer.server_counters])
-            parts = zip(largest, trainer.server_counters, strict=True)
-            trainer.server_counters = [found.reshape(c.shape).to(c.dtype) for found, c in parts]
+    def _as_row(self, counters: Tensor | None) -> Tensor | None:
+        """This process's largest counters [n] as one row of a matrix [W, 1 + n], the other rows zero.
 
-    def _add_counters(self, round: Round) -> None:
-        """A sum in which every process has a row of its own, so that what is joined has the largest of all."""
-        if round.counters:
-            found = torch.cat([counter.double().reshape(-1) for counter in round.counters])
-            rows = found.new_zeros(self.trainer.world_size, 1 + len(found))
-            rows[self.trainer.global_rank] = torch.cat([found.new_ones(1), found])  # 1: this process has some
-            round.sums["counters"] = rows
+        The sum over the W processes then has a row of each, and the maximum can be taken. The first column is 1 in the
+        rows of processes that have counters.
+        """
+        if counters is None:
+            return None
+        rows = counters.new_zeros(self.run.processes.count, 1 + len(counters))
+        rows[self.run.processes.rank] = torch.cat([counters.new_ones(1), counters])
+        return rows
 
     def _step(self, round: Round) -> None:
-        """Move the server, and record what a client would need to follow."""
-        trainer = self.trainer
+        """Move the server's model, and record what it costs a client that missed the round to catch up."""
+        run = self.run
         if round.update is not None:
-            trainer.server.step(round.update)
-        sent = round.update_coordinates if trainer.server.is_plain_sgd else None
-        bits = trainer.ledger.bits_of(round.server if sent is None else sent)
-        trainer.ledger.record_increment("model", bits, round.number)
+            run.server.step(round.update)
+        # With plain SGD the model moved in the basis, which clients know: its coordinates are enough. Any other server
+        # optimizer (momentum, Adam) may leave the basis, and the whole model must be sent.
+        sent = round.update_coordinates if run.server.is_plain_sgd else None
+        bits = run.ledger.bits_of(round.server if sent is None else sent)
+        run.ledger.record_increment("model", bits, round.number)
         for callback in self._hooks["on_server_step"]:
             callback.on_server_step(round)
 
     def _evaluate(self, round: Round) -> None:
-        trainer = self.trainer
-        for name, total in round.take("metrics/").items():
-            if not name.endswith("/count"):
-                round.log(name, total / round.sums[f"metrics/{name}/count"])
-        for name, value in trainer.client_model.compute_metrics(trainer.gather_objects).items():
+        """Log what the training steps logged, and evaluate the server's model if it is due."""
+        run = self.run
+        for name, mean in round.totals.means().items():
+            round.log(name, mean)
+        for name, value in run.model.compute_metrics(run.processes.gather).items():
             round.log(name, value)
-        if trainer.is_evaluation_due(round.number):
-            for name, value in trainer.evaluate_server("validate", trainer.val_dataloaders).items():
+        if run.is_evaluation_due(round.number):
+            run.load_server_model()
+            for name, value in run.evaluator.run("validate", run.val_dataloaders)[0].items():
                 round.log(name, value)
 
     def _finish(self, round: Round) -> None:
-        trainer = self.trainer
-        round.log("lr", trainer.learning_rates.lr)
+        """Log the counts of a round, and call ``on_round_end``."""
+        run = self.run
+        progress = run.progress
+        round.log("lr", run.rates.lr)
         round.log("clients", float(round.num_reported))
-        if round.num_refused or trainer.total_refused:
-            trainer.total_refused += round.num_refused
+        # From the first refused update on, in every round: a run without any has no such column.
+        if round.num_refused or progress.refused:
+            progress.refused += round.num_refused
             round.log("clients_refused", float(round.num_refused))
-        for name, value in trainer.ledger.metrics().items():
+        for name, value in run.ledger.metrics().items():
             round.log(name, value)
-        if trainer.system is not None and "uplink_bits" in round.sums:
-            bits = round.sums["uplink_bits"]
-            for name, seconds in trainer.system.round_seconds(round.clients, bits, round.number, trainer.seed).items():
-                trainer.simulated_seconds[name] = trainer.simulated_seconds.get(name, 0.0) + seconds
-                round.log(f"sim/{name}", trainer.simulated_seconds[name])
+        if run.system is not None and round.totals.uplink_bits is not None:
+            bits = round.totals.uplink_bits
+            for name, seconds in run.system.round_seconds(round.clients, bits, round.number, run.seed).items():
+                progress.simulated_seconds[name] = progress.simulated_seconds.get(name, 0.0) + seconds
+                round.log(f"sim/{name}", progress.simulated_seconds[name])
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
 
+    def _write(self, round_number: int, metrics: dict[str, float]) -> None:
+        """Log a round and then write the checkpoints that are due."""
+        run = self.run
+        # Logged before the checkpoint: a resumed run copies the rows of all rounds up to its checkpoint's, and a run
+        # that is killed between the two must not lack one.
+        if run.processes.is_first:
+            for logger in run.loggers:
+                logger.log_metrics(metrics, step=round_number)
+        run.summary.update(round_number, metrics)
+        run.display.round_done(round_number, metrics)
+        if run.checkpointing is not None:
+            for name in run.checkpointing.due_after(round_number, metrics, is_final=round_number == run.max_rounds):
+                run.save(name)
+
     def _codecs(self, round: Round) -> list[FederatedCallback]:
-        """Those that encode in this round."""
+        """The codecs of a round, up to the first that keeps its payload from the codecs behind it."""
         codecs = self._hooks["encode"]
         last = next((i for i, codec in enumerate(codecs) if codec.ends_encoding(round)), len(codecs))
         return codecs[: last + 1]
 
-    def _first_shared(self) -> int:
-        """Codecs before the first non-linear one are linear: what they encode is averaged before it is decoded."""
+    def _first_per_client(self) -> int:
+        """Index of the first non-linear codec.
+
+        The mean of what linear codecs encode is what they would encode of the mean, so it can be decoded once. From
+        the first non-linear codec on, payloads must be decoded for each client.
+        """
         codecs = self._hooks["encode"]
         return next((i for i, codec in enumerate(codecs) if not codec.linear), len(codecs))
 
     def _shared_codecs(self, round: Round) -> list[FederatedCallback]:
-        return self._codecs(round)[: self._first_shared()]
+        """The codecs whose payloads are averaged while encoded, and decoded once."""
+        return self._codecs(round)[: self._first_per_client()]
 
     def _per_client_codecs(self, round: Round) -> list[FederatedCallback]:
-        return self._codecs(round)[self._first_shared() :]
+        """The codecs whose payloads are decoded for each client."""
+        return self._codecs(round)[self._first_per_client() :]
 
 
 _HOOKS = (

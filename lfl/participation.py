@@ -18,7 +18,7 @@ class Participation(ABC):
     """Chooses the clients of a round; the choice is a function of (seed, round) alone.
 
     Attributes:
-        system: the trainer's, for choices that depend on how fast clients are.
+        system: the trainer's simulated system, for choices that depend on how fast clients are.
     """
 
     system: System | None = None
@@ -33,7 +33,7 @@ class Participation(ABC):
         """Ids of the participants, ascending and distinct (int64, CPU)."""
 
     def holds(self, rounds: int) -> bool:
-        """Whether the participants change only after multiples of ``rounds`` rounds."""
+        """Whether the participants stay the same within each period of ``rounds`` rounds, counted from round 1."""
         del rounds
         return False
 
@@ -58,7 +58,8 @@ class UniformParticipation(Participation):
             )
         if clients_per_round < 1 and isinstance(clients_per_round, int):
             raise ValueError(f"`clients_per_round={clients_per_round}` must be at least 1.")
-        self.clients_per_round, self.rounds_per_draw = clients_per_round, rounds_per_draw
+        self.clients_per_round = clients_per_round
+        self.rounds_per_draw = rounds_per_draw
 
     @override
     def holds(self, rounds: int) -> bool:
@@ -79,7 +80,8 @@ class UniformParticipation(Participation):
             count = max(1, round(count * num_clients))
         draw = (round_number - 1) // self.rounds_per_draw
         draws = np.random.default_rng(derive_seed(seed, "participation", int(draw) + 1))
-        chosen = draws.choice(num_clients, count, replace=False, shuffle=False)  # O(count), also for 1e6 clients
+        # numpy, as torch.randperm would need time and memory for all N: this is O(count), also for 1e6 clients.
+        chosen = draws.choice(num_clients, count, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen))
 
 
@@ -108,8 +110,9 @@ class DoublingParticipation(Participation):
 
     Args:
         clients_per_round: N: a whole number of clients, or a fraction of all as a float in (0, 1].
-        initial: n_0.
-        rounds_per_stage: rounds before n is doubled; a list has the stages' lengths, and the last never ends.
+        initial: number of participants in the first stage (n_0).
+        rounds_per_stage: rounds before n is doubled; a list gives the length of each stage, of which the last one
+            never ends.
     """
 
     def __init__(
@@ -118,7 +121,9 @@ class DoublingParticipation(Participation):
         initial: PositiveInt = 10,
         rounds_per_stage: PositiveInt | list[int] = 10,
     ) -> None:
-        self.clients_per_round, self.initial, self.rounds_per_stage = clients_per_round, initial, rounds_per_stage
+        self.clients_per_round = clients_per_round
+        self.initial = initial
+        self.rounds_per_stage = rounds_per_stage
         self._sampling = UniformParticipation(clients_per_round)
         check_number("DoublingParticipation", "initial", initial, least=1, whole=True)
         if isinstance(rounds_per_stage, list) and rounds_per_stage:
@@ -137,7 +142,7 @@ class DoublingParticipation(Participation):
             )
 
     def stage(self, round_number: int) -> int:
-        """R, the number of times n was doubled before a round."""
+        """Number of times that n was doubled before a round (r)."""
         if isinstance(self.rounds_per_stage, int):
             return (round_number - 1) // self.rounds_per_stage
         ends = itertools.accumulate(self.rounds_per_stage[:-1])
@@ -151,13 +156,14 @@ class DoublingParticipation(Participation):
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         assert isinstance(self.system, Speeds)
         invited = self._sampling.select(round_number, num_clients, seed)
+        # 2^62 is more than any N; without the limit a long run would compute with ever larger integers.
         count = min(self.initial * 2 ** min(self.stage(round_number), 62), len(invited))
         seconds = self.system.compute_seconds(invited, round_number, seed)
         return invited[seconds.argsort(stable=True)[:count]].sort().values
 
 
 class FixedParticipation(Participation):
-    """A fixed schedule, started again when it ends.
+    """Participants from a given schedule, which is repeated when it ends.
 
     Args:
         schedule: the client ids of round 1, of round 2, ...
@@ -173,6 +179,7 @@ class FixedParticipation(Participation):
 
     @override
     def holds(self, rounds: int) -> bool:
+        # A schedule that is no multiple of `rounds` would shift against the periods when it is repeated.
         starts = range(0, len(self.schedule), rounds)
         return len(self.schedule) % rounds == 0 and all(
             sorted(self.schedule[start]) == sorted(ids)

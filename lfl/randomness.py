@@ -20,6 +20,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 def derive_seed(*address: int | str) -> int:
     """A 63-bit integer from an address such as ``(seed, "participation", round)``; equal on every machine."""
+    # Python's own `hash` of strings differs between processes; a shift by one keeps the result a signed 64-bit integer.
     digest = hashlib.blake2b(repr(address).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -35,7 +36,8 @@ def client_keys(ids: Tensor, *address: int | str) -> Tensor:
 
 
 def fold(keys: Tensor, data: int | Tensor) -> Tensor:
-    """New keys of the same shape: ``keys`` moved to a sub-address (a step, an epoch, the n-th call)."""
+    """New keys of the same shape, for a part of the address that follows (a step, an epoch, the n-th call)."""
+    # `data` is mixed before the xor: a small number would flip the lowest bits only, where two clients' keys may meet.
     return _mix(keys ^ _mix(torch.as_tensor(data, device=keys.device) + 1))
 
 
@@ -48,6 +50,7 @@ def random_bits(keys: Tensor, count: int) -> Tensor:
 def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1) of shape ``keys.shape + (count,)``, with 24 random bits (53 for float64)."""
     bits = 53 if dtype == torch.float64 else 24
+    # All integers of 24 or 53 bits are exact in float32 or float64: nothing is rounded up to 1.
     drawn = (random_bits(keys, count) >> (63 - bits)).to(torch.float64) * 2.0**-bits
     return drawn.to(dtype)
 
@@ -61,5 +64,5 @@ def _mix(value: Tensor) -> Tensor:
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch's ``>>`` copies the sign bit."""
+    """Logical right shift: torch's ``>>`` copies the sign bit, which the mask removes."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,20 +1,94 @@
-"""What one round and one cohort know: the arguments of the hooks."""
+"""The round and the cohort, as the hooks of callbacks see them, and the sums over a round's clients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lfl.client.optimizer import LocalOptimizer
-    from lfl.subspace import Basis
-    from lfl.trainer import FederatedTrainer
+from lfl.client.model import ClientModel
+from lfl.client.optimizer import LocalOptimizer
+from lfl.client.recorder import LoggedSum
+from lfl.comm import Message
+from lfl.processes.sums import ProcessSums
+from lfl.subspace.base import Basis
+
+
+@dataclass
+class RoundSums:
+    """What a round adds up over its clients, in float64; a field for each kind, so that no two names can meet.
+
+    Each process adds up its own clients; ``join`` makes them sums over all.
+
+    Attributes:
+        num_reported: clients whose update was accepted.
+        num_refused: clients whose update was not finite.
+        num_stopping: processes that have been asked to stop.
+        up_bits: bits of the uploads, by payload.
+        aggregate: the aggregator's own sums.
+        received: sums of the extra uploads, by payload.
+        losses: the sum of training losses times examples, and the number of examples [2].
+        logged: the same two numbers for each name that training steps logged [2].
+        own: sums that callbacks make (``round.accumulate``).
+        buffers: weighted sum of the clients' changes of the floating-point buffers; the last entry is the sum of the
+            weights [B + 1].
+        counters: the largest integer buffers of each of W processes [W, 1 + n]. A process fills its own row only, and
+            sets the row's first entry to 1 if it trained anybody; so the sum over processes holds all rows, of which
+            the maximum is taken.
+        uplink_bits: bits that each participant sent [M], for the simulated system.
+    """
+
+    num_reported: int = 0
+    num_refused: int = 0
+    num_stopping: int = 0
+    up_bits: dict[str, int] = field(default_factory=dict)
+    aggregate: dict[str, Tensor] = field(default_factory=dict)
+    received: dict[str, Tensor] = field(default_factory=dict)
+    losses: Tensor | None = None
+    logged: dict[str, Tensor] = field(default_factory=dict)
+    own: dict[str, Tensor] = field(default_factory=dict)
+    buffers: Tensor | None = None
+    counters: Tensor | None = None
+    uplink_bits: Tensor | None = None
+
+    def means(self) -> dict[str, Tensor]:
+        """Means over examples of all that was logged; a ``train/loss`` logged by the module replaces ours."""
+        ours = {} if self.losses is None else {"train/loss": self.losses}
+        return {name: total[0] / total[1] for name, total in {**ours, **self.logged}.items()}
+
+    def join(self, sums: ProcessSums, device: torch.device) -> RoundSums:
+        """Return the sums over all processes; every process must call it."""
+        if sums.num_processes == 1:
+            return self
+        # One dict of tensors is one `all_reduce`. In float64 counts and bits are exact up to 2^53.
+        flat = {}
+        for kind in fields(self):
+            value = getattr(self, kind.name)
+            entries = value if isinstance(value, dict) else {} if value is None else {"": value}
+            # The field is part of the key: a user's metric may have the name of a payload or of another field.
+            for name, entry in entries.items():
+                flat[kind.name, name] = torch.as_tensor(entry, dtype=torch.float64, device=device)
+        # Another process may have names that this one lacks, and the other way round: read what came back.
+        joined: dict[str, dict[str, Tensor]] = {kind.name: {} for kind in fields(self)}
+        for (kind_name, name), total in sums.join(flat).items():
+            joined[kind_name][name] = total
+        return RoundSums(
+            num_reported=int(joined["num_reported"][""]),
+            num_refused=int(joined["num_refused"][""]),
+            num_stopping=int(joined["num_stopping"][""]),
+            up_bits={name: int(bits) for name, bits in joined["up_bits"].items()},
+            aggregate=joined["aggregate"],
+            received=joined["received"],
+            losses=joined["losses"].get(""),
+            logged=joined["logged"],
+            own=joined["own"],
+            buffers=joined["buffers"].get(""),
+            counters=joined["counters"].get(""),
+            uplink_bits=joined["uplink_bits"].get(""),
+        )
 
 
 @dataclass
@@ -24,68 +98,80 @@ class Round:
     Attributes:
         number: counted from 1.
         clients: ids of the participants [M], ascending.
-        invited: ids of those who are sent the model, ascending; the participants, unless some are not waited for.
-        local_clients: those of them that this process trains.
+        invited: ids of the clients that are sent the model, ascending: the participants, and those that the server
+            does not wait for.
+        local_clients: ids of the participants that this process trains.
         server: x before the round [D].
-        basis: the basis of the local coordinates, where a callback asked for them.
-        update: the aggregate [D], set when it is known; in movement direction (x+ = x + server_lr * update).
+        message: what the clients are sent.
+        basis: the basis of the local coordinates; None where clients train parameters.
+        update: the aggregate [D], from ``on_aggregate`` on. It points where the clients moved, against the gradient:
+            x+ = x + server_lr * update.
         update_coordinates: the aggregate before it was lifted [R], where there is a basis.
-        received: sums over clients of the extra uploads, float64.
-        sums: everything else that is summed over clients, float64, by name.
-        counters: the largest integer buffers any client ended with.
-        reported: ids of each cohort whose updates this process accepted.
-        num_reported: clients whose update was accepted.
-        num_refused: clients whose update was not finite.
-        is_last: whether any process had been asked to stop when the sums were joined.
-        metrics: what this round logs.
+        totals: all sums over clients: of this process, and of all processes from ``on_aggregate`` on.
+        reported: ids of the clients whose updates this process accepted, one tensor for each cohort.
+        metrics: numbers that this round logs.
     """
 
-    trainer: FederatedTrainer
     number: int
     clients: Tensor
     server: Tensor
     local_clients: Tensor
     invited: Tensor
+    message: Message = field(default_factory=Message)
     basis: Basis | None = None
     update: Tensor | None = None
     update_coordinates: Tensor | None = None
-    received: dict[str, Tensor] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    counters: list[Tensor] = field(default_factory=list)
+    totals: RoundSums = field(default_factory=RoundSums)
     reported: list[Tensor] = field(default_factory=list)
-    num_reported: int = 0
-    num_refused: int = 0
-    is_last: bool = False
     metrics: dict[str, float | Tensor] = field(default_factory=dict)
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """What callbacks have added up over clients, float64, by name; complete from ``on_aggregate`` on."""
+        return self.totals.own
+
+    @property
+    def received(self) -> dict[str, Tensor]:
+        """Sums over clients of the extra uploads, float64, by payload; complete from ``on_aggregate`` on."""
+        return self.totals.received
+
+    @property
+    def num_reported(self) -> int:
+        """Clients whose update was accepted; of all processes from ``on_aggregate`` on."""
+        return self.totals.num_reported
+
+    @property
+    def num_refused(self) -> int:
+        """Clients whose update was not finite; of all processes from ``on_aggregate`` on."""
+        return self.totals.num_refused
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Log a number of this round; a tensor on a device is read only when the round is written."""
         self.metrics[name] = value
 
     def accumulate(self, name: str, value: Tensor) -> None:
-        """Add to a named sum over clients."""
-        self.sums[name] = self.sums[name] + value if name in self.sums else value.double()
+        """Add ``value`` to the sum over clients that becomes ``sums[name]``."""
+        add_to(self.totals.own, name, value)
 
-    def take(self, prefix: str) -> dict[str, Tensor]:
-        """The sums whose name starts with ``prefix``, named without it."""
-        return {name[len(prefix) :]: value for name, value in self.sums.items() if name.startswith(prefix)}
 
-    def keep_counters(self, counters: list[Tensor]) -> None:
-        """Keep the elementwise maximum of integer buffers."""
-        known = self.counters or counters
-        self.counters = [torch.maximum(a, b) for a, b in zip(known, counters, strict=True)]
+def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Add ``value`` to a named float64 sum."""
+    # Never in place: of a float64 tensor `double()` is the tensor itself, which belongs to the caller.
+    sums[name] = sums[name] + value if name in sums else value.double()
 
 
 @dataclass
-class Phase:
-    """A part of a cohort's local work.
+class CohortPhase:
+    """One phase of the local work, for one cohort.
 
     Attributes:
-        optimizer: of this phase.
-        num_steps: its local steps of each client [C] (int64, on the CPU).
-        trained: 1 for the parameters it trains and 0 for the others [D]; None where it trains all.
+        index: the position of the phase in ``LocalWork.phases``.
+        optimizer: the local optimizer of this phase.
+        num_steps: local steps of each client in this phase [C] (int64, on the CPU).
+        trained: mask [D], 1 for the parameters that the phase trains and 0 for the others; None if it trains all.
     """
 
+    index: int
     optimizer: LocalOptimizer
     num_steps: Tensor
     trained: Tensor | None
@@ -101,18 +187,22 @@ class Cohort:
         num_examples: training examples [C] (int64, on the CPU).
         num_steps: local steps of each client in all phases [C] (int64, on the CPU).
         values: what the local optimizer changes: parameters [C, D], or coordinates [C, R].
+        buffers: floating-point buffers of each client [C, B].
+        counters: integer buffers of each client [C, ...], in the module's order.
+        model: the one model of all clients.
         rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
-        origin: the starting point as a ``wrap_gradient`` sees it: x [D], rows [C, D] where clients start from models
-            of their own, or zero [R] behind the owner of coordinates.
-        active: clients that took the current step; the first ``active`` rows.
-        step: the current local step, from 0 in every phase.
+        origin: the starting point, for ``wrap_gradient``: x [D]; rows [C, D] where clients start from models of their
+            own; zero [R] for callbacks behind the one that owns the coordinates.
+        active: number A of clients that took the last step; they are the first A rows.
+        step: number of the last local step, from 0 in every phase.
         phases: the parts of the local work, one after another.
         optimizer: the local optimizer of the current phase.
-        metrics: logged values summed over examples [C], float64.
-        counts: over how many examples [C], float64 (on the CPU).
-        uploads: extra payloads [C, n].
-        full_gradient: from parameters [A, D] to gradients of the mean loss over the whole training sets of the first A.
+        losses: the clients' training losses; None if no step computed one (each used a gradient over all examples).
+        metrics: sums of what the module and the loss terms log, by name; a ``train/loss`` logged by the module is here.
+        uploads: extra payloads [C, n], by name.
+        full_gradient: a function from parameters [A, D] of the first A clients to the gradients [A, D] of their mean
+            losses over their whole training sets.
     """
 
     round: Round
@@ -125,11 +215,12 @@ class Cohort:
     loss_rows: dict[str, Tensor] = field(default_factory=dict)
     active: int = 0
     step: int = 0
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, np.ndarray] = field(default_factory=dict)
+    losses: LoggedSum | None = None
+    metrics: dict[str, LoggedSum] = field(default_factory=dict)
     uploads: dict[str, Tensor] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[CohortPhase] = field(default_factory=list)
+    model: ClientModel = field(init=False, repr=False)
     optimizer: LocalOptimizer = field(init=False)
     origin: Tensor = field(init=False)
     full_gradient: Callable[[Tensor], Tensor] = field(init=False, repr=False)
@@ -138,21 +229,27 @@ class Cohort:
         return self.ids.shape[0]
 
     @property
+    def received(self) -> Mapping[str, Tensor]:
+        """All that clients know of the server, by name: what was sent, and what both sides compute alike."""
+        return self.round.message.contents
+
+    @property
     def params(self) -> Tensor:
-        """Parameters [C, D] (computed from the coordinates where there are)."""
+        """Parameters [C, D]; where clients train coordinates, computed from them."""
         basis = self.round.basis
         return self.values if basis is None else self.round.server + basis.lift(self.values)
 
     @property
     def delta(self) -> Tensor:
-        """What the clients moved: parameters minus x [C, D], or coordinates z [C, R]."""
+        """The clients' updates, trained minus sent: parameters minus x [C, D], or coordinates z [C, R] (from zero)."""
         return self.values - self.round.server if self.round.basis is None else self.values
 
     def step_scale(self) -> Tensor:
-        """``||a||_1 * eta`` of each client [C, 1]: its movement is minus this times its (weighted) mean gradient.
+        """Sum of each client's step lengths [C, 1]: ``delta = -step_scale() * (weighted) mean gradient``.
 
-        ``num_steps * lr`` for plain SGD; with momentum or a schedule inside the round, their scalar recursion. [C, D]
-        where some phase trains only some parameters; infinite for those that none trains.
+        ``num_steps * lr`` (K eta) for plain SGD. With momentum or a schedule inside the round it is how far the
+        optimizer moves along a constant unit gradient, ``||a||_1 eta`` in FedNova's notation. [C, D] where some phase
+        trains only some parameters; infinite for parameters that no phase trains.
 
         Raises:
             ValueError: the local optimizer is not SGD.
@@ -161,6 +258,7 @@ class Cohort:
         for phase in self.phases:
             scale = total.new_tensor(phase.optimizer.movement_scales(phase.num_steps.tolist())).unsqueeze(1)
             total = total + (scale if phase.trained is None else scale * phase.trained)
+        # Callers divide by it: a parameter that nothing trained then has gradient 0, and not 0 / 0.
         return total.where(total > 0, math.inf)
 
     def upload(self, name: str, rows: Tensor) -> None:
@@ -168,14 +266,18 @@ class Cohort:
         self.uploads[name] = rows
 
     def keep(self, mask: Tensor) -> None:
-        """Drop the clients where ``mask`` [C] (bool, CPU) is false, from every row this cohort holds."""
+        """Keep only the clients where ``mask`` [C] (bool, on the CPU) is true, in every tensor of this cohort."""
         on_device = mask.to(self.values.device)
-        self.ids, self.num_examples, self.num_steps = self.ids[mask], self.num_examples[mask], self.num_steps[mask]
+        self.ids = self.ids[mask]
+        self.num_examples = self.num_examples[mask]
+        self.num_steps = self.num_steps[mask]
+        # The optimizers' own rows are left as they are: all steps have been taken.
         self.phases = [replace(phase, num_steps=phase.num_steps[mask]) for phase in self.phases]
-        self.values, self.buffers = self.values[on_device], self.buffers[on_device]
+        self.values = self.values[on_device]
+        self.buffers = self.buffers[on_device]
         self.rows = {name: rows[on_device] for name, rows in self.rows.items()}
         self.loss_rows = {name: rows[on_device] for name, rows in self.loss_rows.items()}
-        self.metrics = {name: rows[on_device] for name, rows in self.metrics.items()}
-        self.counts = {name: rows[mask.numpy()] for name, rows in self.counts.items()}
+        self.losses = None if self.losses is None else self.losses.keep(mask)
+        self.metrics = {name: logged.keep(mask) for name, logged in self.metrics.items()}
         self.counters = [rows[on_device] for rows in self.counters]
         self.active = len(self.ids)

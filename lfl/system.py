@@ -1,13 +1,10 @@
 """How long the rounds of a simulated system take.
 
-Uplinks and how many coordinates to send over them: "Communication-efficient Subspace Methods for High-dimensional
-Federated Learning", section III. Clients of different speed: "Straggler-Resilient Personalized Federated Learning",
-section 3.
+Uplinks: "Communication-efficient Subspace Methods for High-dimensional Federated Learning", section III. Clients of
+different speed: "Straggler-Resilient Personalized Federated Learning", section 3.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -28,9 +25,9 @@ class System(ABC):
 
         Args:
             clients: ids of the participants [M].
-            bits: what each sent [M], float64.
+            bits: bits that each of them sent [M], float64.
             round_number: counted from 1.
-            seed: of the run.
+            seed: seed of the run.
         """
 
     def check(self, num_clients: int) -> None:  # noqa: B027  # optional
@@ -43,7 +40,7 @@ class Speeds(System):
     Logs ``sim/time``.
 
     Args:
-        communication: C, added to every round.
+        communication: seconds of communication that every round takes besides (C).
     """
 
     def __init__(self, communication: NonNegativeFloat = 0.0) -> None:
@@ -52,7 +49,7 @@ class Speeds(System):
 
     @abstractmethod
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
-        """T_i of clients [M] in a round, [M] float64; a function of (seed, round, client) alone."""
+        """Seconds T_i that each client [M] computes in a round, float64 [M]; functions of (seed, round, client)."""
 
     @override
     def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:
@@ -67,9 +64,9 @@ class ExponentialSpeeds(Speeds):
 
     Args:
         rates: lambda_i: one for all, or the two ends of a range from which each client's is drawn once, uniformly.
-        means: likewise the means 1/lambda_i, instead of ``rates``.
-        dynamic: draw T_i in every round.
-        communication: C, added to every round.
+        means: the means 1/lambda_i, in the same form, instead of ``rates``.
+        dynamic: whether T_i is drawn anew in every round.
+        communication: seconds of communication that every round takes besides (C).
     """
 
     def __init__(
@@ -88,24 +85,28 @@ class ExponentialSpeeds(Speeds):
                 raise ValueError(
                     f"`{name}={value}` of ExponentialSpeeds must be greater than 0: one number, or a range."
                 )
-        self.rates, self.means, self.dynamic = rates, means, dynamic
+        self.rates = rates
+        self.means = means
+        self.dynamic = dynamic
 
     @override
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
         ends = _as_list(self.means or self.rates or 1.0)
+        # A client's rate (or mean) has no round in its address: it is the same in every round.
         share = uniform(client_keys(clients, seed, "speed"), 1, torch.float64).squeeze(1)
-        drawn = ends[0] + (ends[-1] - ends[0]) * share
+        scale = ends[0] + (ends[-1] - ends[0]) * share
         keys = client_keys(clients, seed, "compute time", round_number if self.dynamic else 0)
+        # Exp(1) by its inverse distribution function. `uniform` gives [0, 1), so that 1 - u is never 0.
         unit = -torch.log1p(-uniform(keys, 1, torch.float64).squeeze(1))
-        return unit * drawn if self.means is not None else unit / drawn
+        return unit * scale if self.means is not None else unit / scale
 
 
 class FixedTimes(Speeds):
-    """Given T_i.
+    """Clients that compute for given times T_i.
 
     Args:
-        times: T_i of every client, for round 1, round 2, ...; started again when it ends.
-        communication: C, added to every round.
+        times: T_i of every client in seconds, for round 1, round 2, ...; repeated when the list ends.
+        communication: seconds of communication that every round takes besides (C).
     """
 
     def __init__(self, times: list[list[float]], communication: NonNegativeFloat = 0.0) -> None:
@@ -124,7 +125,7 @@ class FixedTimes(Speeds):
 
 
 class Uplink(System):
-    """Clients share the way to the server. Logs ``sim/uplink_time``."""
+    """Clients share an uplink to the server. Logs ``sim/uplink_time``."""
 
     @abstractmethod
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
@@ -132,14 +133,8 @@ class Uplink(System):
 
         Args:
             clients: ids of the participants [M].
-            bits: what each sent [M], float64.
+            bits: bits that each of them sent [M], float64.
         """
-
-    @abstractmethod
-    def best_coordinates(
-        self, gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
-    ) -> list[float]:
-        """The l_i that minimise the bound on FL-SSGD's uplink time under this system."""
 
     @override
     def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:
@@ -168,13 +163,6 @@ class TimeSharing(Uplink):
             )
 
     @override
-    def best_coordinates(
-        self, gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
-    ) -> list[float]:
-        rates = self.rates if isinstance(self.rates, list) else [self.rates] * len(weights)
-        return best_coordinates_time_sharing(gap, smoothness, gradient_bound, weights, rates, dim)
-
-    @override
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
         rates = [self.rates[i] for i in clients.tolist()] if isinstance(self.rates, list) else self.rates
         return float((bits.cpu() / torch.tensor(rates, dtype=torch.float64)).sum())
@@ -184,117 +172,19 @@ class ChannelSharing(Uplink):
     """All devices send at once and share a capacity.
 
     Args:
-        capacity: C in bits per second.
-        split: ``optimal`` gives each a share proportional to its bits, so that all end together, ``sum_i bits_i / C``;
-            ``equal`` the same share to all, ``max_i bits_i / (C / M)``.
+        capacity: the shared capacity C in bits per second.
+        split: ``optimal`` gives each a share proportional to its bits, so that all end together, after
+            ``sum_i bits_i / C`` seconds; ``equal`` gives each the same share, ``max_i bits_i / (C / M)`` seconds.
     """
 
     def __init__(self, capacity: PositiveFloat, split: Literal["optimal", "equal"] = "optimal") -> None:
-        self.capacity, self.split = capacity, split
-
-    @override
-    def best_coordinates(
-        self, gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
-    ) -> list[float]:
-        return list(best_coordinates_channel_sharing(gap, smoothness, gradient_bound, weights, dim))
+        self.capacity = capacity
+        self.split = split
 
     @override
     def uplink_seconds(self, clients: Tensor, bits: Tensor) -> float:
-        waiting = bits.sum() if self.split == "optimal" else bits.max() * len(bits)
-        return float(waiting) / float(self.capacity)
-
-
-def best_coordinates_time_sharing(
-    gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], rates: Sequence[float], dim: int
-) -> list[float]:
-    """The l_i that minimise the bound (4) on FL-SSGD's uplink time, ``0 < l_i <= d``, real numbers.
-
-    Without the upper limit ``l_i = theta w_i sqrt(r_i)``, ``theta = d L n G^2 / (2 F0) sum_j w_j / sqrt(r_j)``. With
-    it, the clients with the largest ``w_i sqrt(r_i)`` sit at d; every number of them is tried.
-
-    Args:
-        gap: F0 = f(x_0) - f*.
-        smoothness: L.
-        gradient_bound: G.
-        weights: w_i.
-        rates: r_i.
-        dim: d.
-    """
-    factor = _variance_factor(smoothness, gradient_bound, len(weights), dim)
-    order = sorted(range(len(weights)), key=lambda i: weights[i] * math.sqrt(rates[i]), reverse=True)
-    candidates = []
-    for clipped in range(len(weights) + 1):
-        fixed, free = order[:clipped], order[clipped:]
-        spent = sum(dim / rates[i] for i in fixed)
-        remaining = gap + factor * sum(weights[i] ** 2 for i in fixed) / dim
-        total = sum(weights[i] / math.sqrt(rates[i]) for i in free)
-        # Stationary theta of (spent + theta total) (remaining + factor total / theta)^2.
-        theta = factor * total / (2 * remaining)
-        theta += math.sqrt(theta**2 + 2 * factor * spent / remaining) if free else 0.0
-        chosen = dict.fromkeys(fixed, float(dim))
-        chosen.update({i: min(theta * weights[i] * math.sqrt(rates[i]), float(dim)) for i in free})
-        candidates.append([chosen[i] for i in range(len(weights))])
-    return min(
-        candidates, key=lambda found: bound_time_sharing(found, gap, smoothness, gradient_bound, weights, rates, dim)
-    )
-
-
-def best_coordinates_channel_sharing(
-    gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
-) -> list[int]:
-    """The whole l_i that minimise the bound (5) on FL-SSGD's uplink time under a shared capacity, ``1 <= l_i <= d``.
-
-    For each total the best whole numbers follow one coordinate at a time, always where ``w_i^2 / l_i`` falls most; the
-    best total lies near that of the minimiser over real numbers, from half of which the search starts.
-    """
-    real = best_coordinates_time_sharing(gap, smoothness, gradient_bound, weights, [1.0] * len(weights), dim)
-    current = [max(1, int(value / 2)) for value in real]
-    best, least = list(current), math.inf
-    for _ in range(sum(current), min(len(current) * dim, math.ceil(2 * sum(real)) + 2 * len(current)) + 1):
-        bound = bound_channel_sharing(current, gap, smoothness, gradient_bound, weights, dim)
-        if bound < least:
-            best, least = list(current), bound
-        open_ends = [i for i, value in enumerate(current) if value < dim]
-        if open_ends:
-            current[max(open_ends, key=lambda i: weights[i] ** 2 / (current[i] * (current[i] + 1)))] += 1
-    return best
-
-
-def bound_time_sharing(
-    sizes: Sequence[float],
-    gap: float,
-    smoothness: float,
-    gradient_bound: float,
-    weights: Sequence[float],
-    rates: Sequence[float],
-    dim: int,
-) -> float:
-    """Equation (4), times eps^2 / B."""
-    seconds = sum(value / rate for value, rate in zip(sizes, rates, strict=True))
-    return seconds * _rounds(sizes, gap, smoothness, gradient_bound, weights, dim)
-
-
-def bound_channel_sharing(
-    sizes: Sequence[float],
-    gap: float,
-    smoothness: float,
-    gradient_bound: float,
-    weights: Sequence[float],
-    dim: int,
-) -> float:
-    """Equation (5), times eps^2 C / B."""
-    return sum(sizes) * _rounds(sizes, gap, smoothness, gradient_bound, weights, dim)
-
-
-def _rounds(
-    sizes: Sequence[float], gap: float, smoothness: float, gradient_bound: float, weights: Sequence[float], dim: int
-) -> float:
-    factor = _variance_factor(smoothness, gradient_bound, len(weights), dim)
-    return float((gap + factor * sum(w**2 / value for w, value in zip(weights, sizes, strict=True))) ** 2)
-
-
-def _variance_factor(smoothness: float, gradient_bound: float, count: int, dim: int) -> float:
-    return dim * smoothness * count * gradient_bound**2 / 2
+        bits_at_capacity = bits.sum() if self.split == "optimal" else bits.max() * len(bits)
+        return float(bits_at_capacity) / float(self.capacity)
 
 
 def _as_list(value: float | list[float]) -> list[float]:

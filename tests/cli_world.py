@@ -72,7 +72,7 @@ class World:
     def fit(self, *args: str) -> str:
         """The output of a run that must succeed."""
         code, out, err = self.lfl("fit", "--config", "base.yaml", *args)
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, ""), err
         return out
 
     def error(self, *args: str, code: int = 2) -> str:

@@ -1,21 +1,12 @@
-"""Small worlds to train in."""
+"""Fixtures of all tests; what tests import is in ``worlds.py``."""
 
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-
-from lfl.aggregation import MeanAggregator
-from lfl.callbacks import FederatedCallback
-from lfl.data import DatasetSource, DirichletPartitioner, FederatedData, FederatedDataModule
-from lfl.data.partition import IndexSets, Partition
-from lfl.models import MLP, Classifier
-from lfl.participation import FullParticipation, UniformParticipation
-from lfl.trainer import FederatedTrainer
+from cli_world import World
+from worlds import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -24,126 +15,15 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def images(count: int = 120, side: int = 8, num_classes: int = 4, seed: int = 0) -> torch.utils.data.TensorDataset:
-    """Noisy images that can be learnt."""
-    prototypes = torch.randn(num_classes, 1, side, side, generator=torch.Generator().manual_seed(0))
-    draws = torch.Generator().manual_seed(seed + 1)
-    targets = torch.randint(num_classes, (count,), generator=draws)
-    inputs = prototypes[targets] + 0.5 * torch.randn(count, 1, side, side, generator=draws)
-    return torch.utils.data.TensorDataset(inputs, targets)
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
+    """A folder with a small config, in which ``lfl`` is called."""
+    return World(tmp_path, monkeypatch, capsys)
 
 
-def ragged_data(num_clients: int = 8, batch_size: int = 5, **options: Any) -> FederatedDataModule:
-    """Clients of very different sizes, some with a single example, most with a last partial batch."""
-    return FederatedDataModule(
-        source=DatasetSource(images(), images(40, seed=1), num_classes=4),
-        num_clients=num_clients,
-        batch_size=batch_size,
-        **{"partitioner": DirichletPartitioner(alpha=0.3), **options},
-    )
-
-
-def mlp(dropout: float = 0.0, hidden: int = 12, seed: int = 0, **options: Any) -> Classifier:
-    torch.manual_seed(seed)
-    return Classifier(MLP(in_features=64, hidden=[hidden], num_classes=4, dropout=dropout), lr=0.1, **options)
-
-
-class SmallCNN(nn.Module):
-    """A convolution with GroupNorm."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(1), nn.Dropout(dropout)
-        )
-        self.head = nn.Linear(36, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(x))
-
-
-def cnn(dropout: float = 0.0, seed: int = 0, **options: Any) -> Classifier:
-    torch.manual_seed(seed)
-    return Classifier(SmallCNN(dropout), lr=0.1, **options)
-
-
-def train(
-    callbacks: list[FederatedCallback],
-    folder: Path,
-    module: LightningModule | None = None,
-    data: FederatedData | None = None,
-    ckpt_path: str | None = None,
-    **options: Any,
-) -> FederatedTrainer:
-    """A silent fit, float64 and sequential unless told otherwise."""
-    settings: dict[str, Any] = {
-        "max_rounds": 3,
-        "engine": "sequential",
-        "precision": "64-true",
-        "participation": UniformParticipation(clients_per_round=5, rounds_per_draw=2),  # FL-SSVRG's epochs
-        "aggregator": MeanAggregator("uniform"),
-        "checkpoint": None,
-        "enable_progress_bar": False,
-        "accelerator": "cpu",
-        "check_val_every_n_rounds": 100,
-        **options,
-    }
-    trainer = FederatedTrainer(callbacks=callbacks, default_root_dir=str(folder), **settings)
-    trainer.fit(module if module is not None else mlp(), data if data is not None else ragged_data(), ckpt_path)
-    return trainer
-
-
-class Quadratic(LightningModule):
-    """``F_i(y) = 1/2 (y - b_i)^T A_i (y - b_i)`` with diagonal A_i; a batch is (A_i, b_i), so gradients are exact."""
-
-    def __init__(self, dim: int = 12, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        super().__init__()
-        self.point = nn.Parameter(torch.zeros(dim))
-        self.lr, self.momentum, self.decay = lr, momentum, weight_decay
-
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        curvature, centre = batch
-        return 0.5 * (curvature * (self.point - centre) ** 2).sum(dim=-1).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.decay)
-
-
-class QuadraticData(FederatedData):
-    """One example a client: its A_i (diagonal U[.3, 1.5]) and b_i (N(0, 1))."""
-
-    def __init__(self, num_clients: int = 5, dim: int = 12, seed: int = 0) -> None:
-        super().__init__()
-        draws = torch.Generator().manual_seed(seed)
-        self.curvature = 0.3 + 1.2 * torch.rand(num_clients, dim, generator=draws, dtype=torch.float64)
-        self.centre = torch.randn(num_clients, dim, generator=draws, dtype=torch.float64)
-        self.num_clients, self.batch_size, self.num_classes = num_clients, 1, 0
-        sets = IndexSets(torch.arange(num_clients), torch.arange(num_clients + 1))
-        self.partition = Partition(sets, sets)
-        self.has_random_transforms = False  # type: ignore[misc]
-
-    has_random_transforms = False  # type: ignore[assignment]
-
-    @property
-    def optimum(self) -> Tensor:
-        return (self.curvature * self.centre).sum(0) / self.curvature.sum(0)
-
-    def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.curvature, self.centre = self.curvature.to(dtype), self.centre.to(dtype)
-
-    def gather(self, indices: Tensor, keys: Tensor | None = None) -> tuple[Tensor, ...]:
-        return self.curvature[indices], self.centre[indices]
-
-    gather_test = gather
-
-    def batches(self, plan: Any) -> Iterator[tuple[Tensor, ...]]:
-        return (self.gather(indices) for indices, _ in plan)
-
-
-def train_quadratic(
-    callbacks: list[FederatedCallback], folder: Path, **options: Any
-) -> tuple[FederatedTrainer, QuadraticData]:
-    data = options.pop("data", None) or QuadraticData()
-    module = options.pop("module", None) or Quadratic()
-    settings = {"participation": FullParticipation(), "local_steps": 6, "logger": False, **options}
-    return train(callbacks, folder, module, data, **settings), data
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stands in for the monotonic clock."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    return clock

@@ -1,8 +1,8 @@
 """Quadratics to be followed by hand, and a look at the gradients that are asked for."""
 
 import torch
-from conftest import Quadratic, QuadraticData
 from torch import Tensor
+from worlds import Quadratic, QuadraticData
 
 from lfl.callbacks import FederatedCallback
 
@@ -29,8 +29,8 @@ class Spy(FederatedCallback):
         self.gradients: list[Tensor] = []
 
     def wrap_gradient(self, cohort, gradient):
-        def seen(params):
-            found = gradient(params)
+        def seen(params, step):
+            found = gradient(params, step)
             self.points.append(params.clone())
             self.gradients.append(found.clone())
             return found

@@ -1,5 +1,6 @@
 """README and docs do what they say: commands run, code runs, links lead somewhere."""
 
+import importlib
 import re
 import shlex
 import shutil
@@ -20,8 +21,12 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/extending.md",
+    "docs/glossary.md",
     "docs/methods.md",
     "docs/performance.md",
+    "docs/results.md",
+    "tools/benchmarks/README.md",
+    "tools/papers/README.md",
 ]
 FEWER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 FEWER_ROUNDS = [*FEWER, "--trainer.max_rounds=2", "--trainer.check_val_every_n_rounds=2"]
@@ -136,6 +141,27 @@ def test_named_files_exist(document: str) -> None:
     text = (REPOSITORY / document).read_text()
     for name in re.findall(r"\b((?:configs|docs|tools|tests|lfl)/[\w/]+\.(?:yaml|py|md))", text):
         assert (REPOSITORY / name).exists() or "NAME" in name, f"{document} names {name}."
+
+
+def tool_commands() -> list[str]:
+    """Every command of a tool that is named by documents, tools and `tests/kill.py`."""
+    files = [*DOCUMENTS, "Makefile", "tests/kill.py", *map(str, (REPOSITORY / "tools").rglob("*.py"))]
+    texts = [(REPOSITORY / name).read_text() for name in files]
+    pattern = re.compile(r"-m ((?:tools|tests)\.[^`#\n]+)")
+    return sorted({found.strip() for text in texts for found in pattern.findall(text)})
+
+
+def test_commands_of_tools_are_found() -> None:
+    named = [command.split()[0] for command in tool_commands()]
+    assert {"tools.benchmarks.speed", "tools.papers.reproduce", "tools.plot_partition", "tests.kill"} <= set(named)
+    assert len(named) > 40
+
+
+@pytest.mark.parametrize("command", tool_commands())
+def test_tools_understand_the_commands_that_are_named(command: str) -> None:
+    """Their arguments are parsed; tests/tools and tests/test_kill.py run each tool on little."""
+    name, *arguments = shlex.split(command)
+    importlib.import_module(name).options_of(arguments)
 
 
 def test_every_config_of_the_method_table_exists_and_every_callback_has_a_section() -> None:

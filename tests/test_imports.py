@@ -1,5 +1,7 @@
 """Every package can be the first one that is imported, and the package itself is quick."""
 
+import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,18 @@ def test_every_package_can_be_imported_first() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("", 0), done.stderr[-2000:]
     assert "lfl.engine" in names
+
+
+def test_no_import_circle() -> None:
+    """Between modules as written, for type checkers only included."""
+    root = Path(lfl.__file__).parent
+    paths = {".".join(p.relative_to(root.parent).with_suffix("").parts): p for p in root.rglob("*.py")}
+    arrows: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom) and n.module]
+        places = [f"{node.module}.{alias.name}" for node in found for alias in node.names]
+        arrows[name] = {p for place in places for p in (place, place.rpartition(".")[0]) if p in paths} - {name}
+    graphlib.TopologicalSorter(arrows).prepare()  # raises CycleError, which names the circle
 
 
 def test_the_trainer_is_imported_when_it_is_asked_for() -> None:

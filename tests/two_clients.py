@@ -4,21 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import Quadratic, QuadraticData, train_quadratic
 from torch import Tensor
+from worlds import Bystander, Quadratic, QuadraticData, train_quadratic
 
 from lfl.callbacks import FederatedCallback
 from lfl.trainer import FederatedTrainer
 
 
-class Points(FederatedCallback):
+class Points(Bystander):
     """x after every round."""
 
     def __init__(self) -> None:
         self.found: list[Tensor] = []
 
     def on_server_step(self, round: Any) -> None:
-        self.found.append(round.trainer.server.vector.clone())
+        self.found.append(self.run.server.vector.clone())
 
 
 def two_clients(centre: tuple[float, float] = (4.0, 0.0)) -> QuadraticData:

@@ -1,7 +1,7 @@
 """Draw which classes the clients of a run have.
 
-    python tools/plot_partition.py runs/run_000
-    python tools/plot_partition.py runs/run_000/partition.pt --output partition.png
+    python -m tools.plot_partition runs/run_000
+    python -m tools.plot_partition runs/run_000/partition.pt --output partition.png
 
 Reads the run's ``partition.pt``, and the labels from the data source of the ``config.yaml`` beside it (``--config``
 names another). The picture goes into the run's folder as ``partition.png``.
@@ -41,12 +41,16 @@ def labels_of(config: Path) -> Tensor:
     return targets_of(data.source.load()[0])
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="a run's folder, or a partition file")
     parser.add_argument("--config", type=Path, help="config.yaml that says what the data is; beside the partition")
     parser.add_argument("--output", type=Path, help="the picture; its suffix says the format")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
     path = options.path / "partition.pt" if options.path.is_dir() else options.path
     config = options.config or path.with_name("config.yaml")
     output = options.output or path.with_name("partition.png")

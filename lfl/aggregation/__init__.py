@@ -1,4 +1,4 @@
-"""From rows of updates to one server step."""
+"""Aggregators, which make one update of the clients' updates, and the server that steps along it."""
 
 from lfl.aggregation.aggregator import Aggregator, MeanAggregator
 from lfl.aggregation.normalized import NormalizedReaggregation

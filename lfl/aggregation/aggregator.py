@@ -1,4 +1,4 @@
-"""Aggregators: rows and weights to one vector."""
+"""Aggregators: from the clients' updates and weights to one update."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -19,24 +19,30 @@ class Aggregator(ABC):
     examples; ``uniform`` the mean over clients, which is what drift correction (SCAFFOLD and its kin) is stated for.
 
     Args:
-        weighting: weigh a client by its number of training examples, or all alike.
+        weighting: weigh clients by their numbers of training examples (``examples``), or all alike (``uniform``).
+
+    Attributes:
+        sums: named sums over the round's clients; over all processes when ``result`` is called.
     """
 
     def __init__(self, weighting: Weighting = "examples") -> None:
         check_choice("", "weighting", weighting, ("examples", "uniform"))
         self.weighting = weighting
-        self.sums: dict[str, Tensor] = {}  # over all processes, once the loop has joined them
+        self.sums: dict[str, Tensor] = {}
 
     def weights(self, num_examples: Tensor) -> Tensor:
         """Weights of a cohort [C], float64, not normalised."""
         return num_examples.double() if self.weighting == "examples" else torch.ones(len(num_examples)).double()
 
     def start(self) -> None:
-        """Begin a round."""
+        """Begin a round: forget the sums of the last one."""
         self.sums = {}
 
     def accumulate(self, name: str, value: Tensor) -> None:
-        """Add to a named float64 sum; sums are all the state there is between cohorts."""
+        """Add ``value`` to a named float64 sum.
+
+        Sums are the only state of an aggregator, so that the loop can add up those of several processes.
+        """
         if name in self.sums:
             self.sums[name] += value
         else:
@@ -60,7 +66,8 @@ class MeanAggregator(Aggregator):
         if len(rows) > 1:
             self.accumulate("update", weights.to(rows.device) @ rows.double())
             return
-        if "update" not in self.sums:  # one client: no copy of its row in float64
+        # One client: `add_` converts while it adds, and saves a float64 copy of the row (D numbers a client).
+        if "update" not in self.sums:
             self.sums["update"] = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
         self.sums["update"].add_(rows[0], alpha=float(weights[0]))
 

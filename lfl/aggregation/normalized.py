@@ -14,9 +14,10 @@ from lfl.aggregation.aggregator import Aggregator, Weighting
 class NormalizedReaggregation(Aggregator):
     """``a u / |u|``: u the weighted sum of the updates, a the weighted mean of their norms (Algorithm 1, line 15).
 
-    Heterogeneous clients' updates are nearly orthogonal, and their mean is short: M orthogonal updates of one length
-    are stretched by sqrt(M). Equal updates, or one client alone, give the mean; where u is zero, the aggregate is. The
-    caption of Figure 2 has the sum of the norms, Algorithm 1 and the text their mean, which is taken. In float64.
+    Heterogeneous clients' updates are nearly orthogonal, so that their mean is short: the mean of M orthogonal updates
+    of one length is stretched by sqrt(M). Equal updates, or one client alone, give their mean. If u is zero, so is the
+    aggregate. The caption of Figure 2 has the sum of the norms; Algorithm 1 and the text have their mean, which is
+    taken here. Computed in float64.
 
     Args:
         weighting: weigh all clients alike, as the paper does, or by their numbers of training examples.
@@ -34,7 +35,8 @@ class NormalizedReaggregation(Aggregator):
 
     @override
     def result(self) -> Tensor:
+        # u needs no division by the sum of weights: only its direction is used.
         update = self.sums["update"]
         length = torch.linalg.vector_norm(update)
         stretch = self.sums["norm"] / self.sums["weight"] / length
-        return update * torch.where(length > 0, stretch, 0.0)
+        return update * torch.where(length > 0, stretch, 0.0)  # 0 / 0 of a zero u is nan, and not taken

@@ -1,7 +1,6 @@
-"""The clients' own models on the clients' own test examples."""
+"""Evaluation of the clients' own models on the clients' own test examples."""
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -9,32 +8,27 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.arguments import check_number
-from lfl.callback import FederatedCallback, overrides
-from lfl.callbacks.personal import personalized
-from lfl.engine.work import LocalPhase, LocalWork
-from lfl.processes.deal import at_home
-from lfl.randomness import derive_seed
+from lfl.callback import FederatedCallback
+from lfl.client.work import LocalPhase
+from lfl.federation import Federation
 from lfl.round import Round
-
-if TYPE_CHECKING:
-    from lfl.engine import LocalEngine
 
 
 class ClientEvaluation(FederatedCallback):
-    """Runs ``validation_step`` for every client on its own test examples: x, with what belongs to the client.
+    """Runs ``validation_step`` for every client's model (x with its personal parameters) on its own test examples.
 
-    Logs ``NAME/METRIC``, the mean over all test examples, and ``NAME/METRIC/worst_tenth``, the mean over the tenth of
-    the clients that fare worst (lowest, where a metric's name ends in acc or accuracy; highest otherwise). The
-    server's model on the whole test set is logged beside it, as ever, as ``METRIC``.
+    Logs ``NAME/METRIC``, the mean over all test examples, and ``NAME/METRIC/worst_tenth``, the mean over the worst
+    tenth of the clients: those with the lowest values if the metric's name ends in acc or accuracy, with the highest
+    otherwise. The server's model on the whole test set is logged as ``METRIC``, with or without this callback.
 
-    With ``fine_tune`` every client first trains a copy on its own training examples, from x and what belongs to it;
-    nothing of that is kept. Neither the training nor its random numbers notice.
+    With ``fine_tune`` every client first trains a copy of its model on its own training examples. The copies are
+    dropped after the evaluation; the run and its random numbers do not change.
 
     Args:
         every_n_rounds: rounds between evaluations; the last round is always evaluated.
         fine_tune: phases of local training before the evaluation, as in the trainer's ``local_phases``.
-        max_clients: evaluate at most so many clients, spread over the ids; none for all.
-        name: begins the names of the metrics.
+        max_clients: largest number of clients to evaluate, spread evenly over the ids; none for all.
+        name: first part of the metrics' names.
     """
 
     observes = True
@@ -49,8 +43,10 @@ class ClientEvaluation(FederatedCallback):
         check_number("ClientEvaluation", "every_n_rounds", every_n_rounds, least=1, whole=True)
         if max_clients is not None:
             check_number("ClientEvaluation", "max_clients", max_clients, least=1, whole=True)
-        self.every_n_rounds, self.fine_tune, self.max_clients, self.name = every_n_rounds, fine_tune, max_clients, name
-        self._engine: LocalEngine | None = None
+        self.every_n_rounds = every_n_rounds
+        self.fine_tune = fine_tune
+        self.max_clients = max_clients
+        self.name = name
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -62,58 +58,46 @@ class ClientEvaluation(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._engine = None
-        if stage == "fit" and not bool((trainer.data.client_test_sizes > 0).any()):
+    def on_run_start(self, federation: Federation) -> None:
+        if not bool((federation.data.client_test_sizes > 0).any()):
             raise ValueError("ClientEvaluation needs test examples of the clients, and no client of `data` has any.")
+        self._federation = federation
+        self._fine_tuner = federation.fine_tuner(self.fine_tune) if self.fine_tune else None
 
     @override
     def on_round_end(self, round: Round) -> None:
-        trainer = round.trainer
-        if round.number % self.every_n_rounds and round.number != trainer.max_rounds:
+        federation = self._federation
+        if round.number % self.every_n_rounds and round.number != federation.max_rounds:
             return
-        ids = self._clients(trainer)
-        mine = ids[at_home(ids, trainer.fabric)]
-        found: list[tuple[int, dict[str, float]]] = []
-        for part in mine.split(trainer.engine.cohort_size):
-            found += self._evaluate(round, part)
-        self._log(round, [item for part in trainer.gather_objects(found) for item in part])
+        ids = self._clients()
+        # Clients' rows are at their home process, so that only this one can evaluate their models.
+        local_ids = ids[federation.processes.at_home(ids)]
+        results: list[tuple[int, dict[str, float]]] = []
+        for chunk in local_ids.split(federation.clients_at_once):
+            results += self._evaluate(round, chunk)
+        self._log(round, [result for gathered in federation.processes.gather(results) for result in gathered])
 
-    def _clients(self, trainer: Any) -> Tensor:
-        ids: Tensor = (trainer.data.client_test_sizes > 0).nonzero().squeeze(1)
+    def _clients(self) -> Tensor:
+        """Ids of the clients to evaluate, ascending."""
+        ids = (self._federation.data.client_test_sizes > 0).nonzero().squeeze(1)
         if self.max_clients is not None and len(ids) > self.max_clients:
             ids = ids[torch.linspace(0, len(ids) - 1, self.max_clients, dtype=torch.float64).round().long()]
         return ids
 
     def _evaluate(self, round: Round, ids: Tensor) -> list[tuple[int, dict[str, float]]]:
-        """Test examples and metrics of clients [C]."""
-        trainer = round.trainer
-        params = personalized(trainer.stack, ids, trainer.server.vector)
-        if self.fine_tune:
-            with torch.random.fork_rng(devices=[]):
-                self._train(round, ids, params)
-        sizes = trainer.data.client_test_sizes[ids].tolist()
-        return list(zip(sizes, trainer.evaluate_clients(ids, params), strict=True))
+        """Number of test examples and metrics of each of the clients ``ids`` [C]."""
+        federation = self._federation
+        params = federation.personal_models(ids)
+        if self._fine_tuner is not None:
+            self._fine_tuner(round, ids, params)
+        sizes = federation.data.client_test_sizes[ids].tolist()
+        return list(zip(sizes, federation.evaluate_clients(ids, params), strict=True))
 
-    def _train(self, round: Round, ids: Tensor, params: Tensor) -> None:
-        """Fine-tune the rows of those clients that have training examples, in place."""
-        trainer = round.trainer
-        if self._engine is None:
-            personal = [callback for callback in trainer.stack if overrides(callback, "personalize")]
-            work = LocalWork(self.fine_tune or (), sampling=trainer.work.sampling)
-            self._engine = trainer.engine.alike(work, personal, derive_seed(trainer.seed, "fine-tune"))
-        trained = ids[trainer.data.client_sizes[ids] > 0]
-        server = trainer.server.vector
-        copy = Round(trainer, round.number, trained, server.clone(), trained, trained)
-        for cohort in self._engine.cohorts(copy, trainer.server_buffers):
-            if not self._engine.train(cohort, trainer.learning_rates):
-                continue  # they come again, fewer at a time
-            params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values
-
-    def _log(self, round: Round, found: list[tuple[int, dict[str, float]]]) -> None:
-        names = dict.fromkeys(name for _, metrics in found for name in metrics)
+    def _log(self, round: Round, results: list[tuple[int, dict[str, float]]]) -> None:
+        names = dict.fromkeys(name for _, metrics in results for name in metrics)
         for name in names:
-            pairs = [(size, metrics[name]) for size, metrics in found if name in metrics]
+            pairs = [(size, metrics[name]) for size, metrics in results if name in metrics]
+            # `fsum` is exact but for one rounding: the order in which processes report does not matter.
             round.log(f"{self.name}/{name}", math.fsum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
             values = sorted((v for _, v in pairs), reverse=not name.endswith(("acc", "accuracy")))
             worst = values[: math.ceil(len(values) / 10)]

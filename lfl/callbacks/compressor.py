@@ -1,11 +1,11 @@
-"""What lossy codecs share: error feedback, and whether the whole update or each tensor of it is compressed.
+"""The base of lossy codecs: error feedback, and compression of the whole update or of each tensor by itself.
 
 S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression
-Schemes", ICML 2019, https://arxiv.org/abs/1901.09847, Algorithm 2 with the movement of a round in place of a step.
+Schemes", ICML 2019, https://arxiv.org/abs/1901.09847, Algorithm 2 with the update of a round in place of a step.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lfl.callback import FederatedCallback, overrides
 from lfl.comm import Payload
+from lfl.federation import Federation
 from lfl.round import Cohort
 
 Scope = Literal["global", "tensor"]
@@ -21,18 +22,18 @@ Scope = Literal["global", "tensor"]
 class Compressor(FederatedCallback):
     """Base of codecs that send ``C(a)`` of ``a = e_i + delta_i`` and keep the rest, ``e_i = a - C(a)``.
 
-    What is sent and what is kept add up to what came in. ``delta_i`` contains the learning rate, so e_i needs no
-    rescaling when that changes. A round in which a codec before ends the encoding leaves e_i as it is. State: e_i [n]
-    for every client seen so far, kept across absences.
+    So nothing is lost, only delayed. ``delta_i`` contains the learning rate: e_i needs no rescaling when that changes.
+    In a round in which a codec before this one ends the encoding, e_i stays as it is. State: e_i [n] for every client
+    seen so far, kept while a client is absent.
 
     Attributes:
         slot: the name of e_i in the client store.
-        error_feedback: keep what was not sent; without it, it is lost.
+        error_feedback: whether a client keeps what was not sent and adds it to its next update; else it is lost.
         scope: compress the update as one vector, or each of the model's tensors by itself.
     """
 
     linear = False
-    once = True
+    is_unique = True
 
     slot: ClassVar[str]
     error_feedback: bool
@@ -40,7 +41,7 @@ class Compressor(FederatedCallback):
 
     @abstractmethod
     def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
-        """C of the rows [C, m] of a whole update, or of one tensor of it."""
+        """Compress each of the rows [C, m]: whole updates, or one tensor of them."""
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -52,17 +53,19 @@ class Compressor(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._store, self._layout = trainer.store, trainer.layout
-            if self.error_feedback:
-                self._store.reserve(self.slot)
+    def on_run_start(self, federation: Federation) -> None:
+        self._store = federation.store
+        self._layout = federation.layout
+        if self.error_feedback:
+            self._store.reserve(self.slot)
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
         rows = payload.values
         if not self.error_feedback:
             return self._compress_all(cohort, rows)
+        # Only now is the width known: codecs before this one may have changed it. `on_run_start` has reserved the slot,
+        # so that clients with state are trained by the process that has their rows.
         self._store.declare(self.slot, rows.shape[1], rows.dtype)
         rows = rows + self._store.gather(self.slot, cohort.ids)
         sent = self._compress_all(cohort, rows)
@@ -77,5 +80,5 @@ class Compressor(FederatedCallback):
                 f"`scope=tensor` of {type(self).__name__} needs updates of all D={self._layout.dim} parameters, but "
                 f"is given {rows.shape[1]} numbers: use `scope=global`."
             )
-        parts = [self.compress(cohort, part) for part in rows.split(self._layout.sizes, dim=1)]
-        return Payload(torch.cat([part.values for part in parts], dim=1), sum(part.bits for part in parts))
+        payloads = [self.compress(cohort, tensor_rows) for tensor_rows in rows.split(self._layout.sizes, dim=1)]
+        return Payload(torch.cat([p.values for p in payloads], dim=1), sum(p.bits for p in payloads))

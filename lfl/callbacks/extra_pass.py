@@ -1,24 +1,27 @@
-"""Passes over a batch besides the one that a local step is."""
+"""Further gradients on the batch of a local step, without a second update of BatchNorm's statistics."""
 
 from torch import Tensor
 
 from lfl.callback import Gradient
+from lfl.client.step import LocalStep
 from lfl.round import Cohort
 
 
 def extra_pass(cohort: Cohort, gradient: Gradient) -> Gradient:
-    """``gradient`` that leaves the module's buffers alone: BatchNorm sees each batch once.
+    """Return a gradient function that leaves the module's buffers as they were, so that BatchNorm sees a batch once.
 
-    It is ``gradient`` itself where the training step changes no buffers.
+    It is ``gradient`` itself if the training step changes no buffers.
     """
-    model = cohort.round.trainer.client_model
+    model = cohort.model
     if not model.changed_buffers:
         return gradient
 
-    def unnoticed(params: Tensor) -> Tensor:
-        buffers, counters = model.flat_buffers(), [counter.clone() for counter in model.counters]
-        gradients = gradient(params)
+    def without_buffers(params: Tensor, step: LocalStep) -> Tensor:
+        # Such a module runs on the sequential engine: its buffers are those of the one client at work.
+        buffers = model.flat_buffers()
+        counters = [counter.clone() for counter in model.counters]
+        gradients = gradient(params, step)
         model.load_buffers(buffers, counters)
         return gradients
 
-    return unnoticed
+    return without_buffers

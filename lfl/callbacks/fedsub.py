@@ -1,9 +1,9 @@
-"""FedSub: subspace FedAvg with dual variables that live in the subspace; SSF's rival in its paper.
+"""FedSub: FedAvg in a subspace, with dual variables in the same subspace; a baseline in the paper of SSF.
 
 The update is that of the authors' public code (github.com/JimmyAwoe/FedSub) for orthonormal bases.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jsonargparse import lazy_instance
@@ -11,31 +11,35 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.arguments import own
+from lfl.arguments import fresh_default
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.client.layout import ParameterLayout
+from lfl.client.step import LocalStep
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
 
-_DUAL, _CLOCK, _LAST = "fedsub/dual", "fedsub/clock", "fedsub/last"
+_DUAL = "fedsub/dual"  # lambda_i [R]
+_CLOCK = "fedsub/clock"  # the period and the learning rate for which lambda_i was written [2]
+_LAST = "fedsub/last"  # z_i of the last participation [R], for `stale`
 
 
 class FedSub(FederatedCallback):
     """Local steps ``z <- z - eta (P g(x + P^T z) + lambda_i / (K eta))``; then ``lambda_i += z_i - zbar``.
 
-    ``lambda_i`` [R] is in movement units. On a refresh it is carried over, ``lambda <- P_new P_old^T lambda``, for
-    every refresh a client missed when it is next seen. With a new learning rate it is rescaled by the ratio of the
-    rates. Use the uniform aggregator.
+    ``lambda_i`` [R] has the unit of z, not of a gradient. When a new basis is drawn it is converted,
+    ``lambda <- P_new P_old^T lambda``; a client that missed several draws makes up for them when it next takes part.
+    With a new learning rate it is rescaled by the ratio of the rates. Use the uniform aggregator.
 
     Args:
-        subspace: how a basis is drawn.
+        subspace: draws the bases.
         refresh_every: rounds between draws.
-        variant: ``public`` is the authors' code: only the participants of a round change their dual. ``stale`` lets all
-            N clients do, every round, the absent ones with the z_i of their last participation, whatever its basis was
-            (zero before the first): a guess at what SSF's paper ran, where FedSub diverges. An absent client adds the
-            same z_i again and again, which amplifies differences between duals. It costs O(N) a round, and a second R
-            numbers of state per client.
+        variant: ``public`` is the authors' code: only the participants of a round change their dual. With ``stale`` all
+            N clients do, in every round; absent ones use the z_i of their last participation, whatever its basis was
+            (zero before the first). This is our guess at what SSF's paper ran, where FedSub diverges: an absent client
+            adds the same z_i again and again, which amplifies differences between duals. It costs O(N) a round, and R
+            more numbers of state per client.
     """
 
     whole_model = True
@@ -46,7 +50,9 @@ class FedSub(FederatedCallback):
         refresh_every: PositiveInt = 5,
         variant: Literal["public", "stale"] = "public",
     ) -> None:
-        self.subspace, self.refresh_every, self.variant = own(subspace), refresh_every, variant
+        self.subspace = fresh_default(subspace)
+        self.refresh_every = refresh_every
+        self.variant = variant
 
     @override
     def check(self, layout: ParameterLayout) -> None:
@@ -57,18 +63,18 @@ class FedSub(FederatedCallback):
         refuse_lossy_codecs("FedSub", stack)
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._trainer = trainer
-            rank = self.subspace.check(trainer.layout)
-            trainer.store.declare(_DUAL, rank, trainer.layout.dtype)
-            if self.variant == "stale":
-                trainer.store.declare(_LAST, rank, trainer.layout.dtype)
-            # When a dual was written: the number of refreshes before, and the learning rate.
-            trainer.store.declare(_CLOCK, 2, torch.float64)
-            self._bases = RefreshedBasis(
-                self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device
-            )
+    def on_run_start(self, federation: Federation) -> None:
+        layout = federation.layout
+        store = federation.store
+        self._federation = federation
+        self._store = store
+        rank = self.subspace.check(layout)
+        store.declare(_DUAL, rank, layout.dtype)
+        if self.variant == "stale":
+            store.declare(_LAST, rank, layout.dtype)
+        # Beside each dual, what it was written under: the number of draws before, and the learning rate.
+        store.declare(_CLOCK, 2, torch.float64)
+        self._bases = RefreshedBasis(self.subspace, self.refresh_every, layout, federation.seed, federation.device)
 
     @override
     def coordinates(self, round: Round) -> Basis:
@@ -80,59 +86,67 @@ class FedSub(FederatedCallback):
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        # The scale of all the steps a client is going to take; known before because it depends on the settings only.
+        # lambda_i / (K eta). The step lengths ahead are known now, as they depend on settings and not on gradients.
         correction = cohort.rows["dual"] / cohort.step_scale()
 
-        def corrected(coordinates: Tensor) -> Tensor:
-            return gradient(coordinates).add_(correction[: len(coordinates)])
+        def corrected(coordinates: Tensor, step: LocalStep) -> Tensor:
+            return gradient(coordinates, step).add_(correction[: len(coordinates)])
 
         return corrected
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
-        """``lambda_i + z_i``; what is left, ``- zbar``, is known when all clients have reported."""
+        """Write ``lambda_i + z_i``; ``on_server_step`` subtracts zbar, when all clients have reported."""
         self._write(cohort.ids, cohort.rows["dual"] + cohort.values, cohort.round.number)
         if self.variant == "stale":
-            self._trainer.store.scatter(_LAST, cohort.ids, cohort.values)
+            self._store.scatter(_LAST, cohort.ids, cohort.values)
 
     @override
     def on_server_step(self, round: Round) -> None:
-        store = self._trainer.store
+        store = self._store
+        mean = round.update_coordinates  # zbar
+        if mean is None:
+            return
+        # Each process has accepted, and writes, clients of its own only.
         for ids in round.reported:
-            store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - round.update_coordinates)
-        if self.variant == "stale" and round.update_coordinates is not None:
+            store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - mean)
+        if self.variant == "stale":
             ids = self._absent(round)
-            moved: Tensor = store.gather(_LAST, ids) - round.update_coordinates
+            moved = store.gather(_LAST, ids) - mean
             self._write(ids, self._duals(ids, round.number) + moved, round.number)
 
     def _duals(self, ids: Tensor, round_number: int) -> Tensor:
-        """Lambda of some clients [C, R], in the basis and for the learning rate of a round."""
-        store = self._trainer.store
+        """The duals lambda_i of clients ``ids`` [C, R], in the basis and for the learning rate of a round."""
+        store = self._store
         dual: Tensor = store.gather(_DUAL, ids)
         clock = store.gather(_CLOCK, ids)
         self._carry(dual, clock[:, 0].long(), self._bases.period(round_number))
-        rate = self._trainer.learning_rates.lr
+        rate = self._federation.rates.lr
+        # A clock of 0 was never written: the dual is zero, and needs no scale.
         ratio = torch.where(clock[:, 1] > 0, rate / clock[:, 1].clamp(min=torch.finfo(clock.dtype).tiny), 1.0)
         dual *= ratio[:, None].to(dual.dtype)
         return dual
 
     def _write(self, ids: Tensor, dual: Tensor, round_number: int) -> None:
-        self._trainer.store.scatter(_DUAL, ids, dual)
-        clock = [float(self._bases.period(round_number)), self._trainer.learning_rates.lr]
-        self._trainer.store.scatter(_CLOCK, ids, torch.tensor(clock, dtype=torch.float64).expand(len(ids), 2))
+        self._store.scatter(_DUAL, ids, dual)
+        clock = [float(self._bases.period(round_number)), self._federation.rates.lr]
+        self._store.scatter(_CLOCK, ids, torch.tensor(clock, dtype=torch.float64).expand(len(ids), 2))
 
     def _absent(self, round: Round) -> Tensor:
         """Ids of this process's clients that have data and are not in the round's aggregate."""
-        fabric = self._trainer.fabric
-        absent: Tensor = self._trainer.data.client_sizes > 0
-        absent &= torch.arange(len(absent)) % fabric.world_size == fabric.global_rank
+        absent = self._federation.data.client_sizes > 0
+        absent &= self._federation.processes.at_home(torch.arange(len(absent)))
         for ids in round.reported:
             absent[ids] = False
         return absent.nonzero().squeeze(1)
 
     def _carry(self, dual: Tensor, since: Tensor, period: int) -> None:
-        """Move rows of ``dual`` [C, R], in place, through the refreshes since each was written."""
-        stale = dual.any(dim=1).cpu()
+        """Convert rows of ``dual`` [C, R], in place, from the basis of period ``since`` [C] to that of ``period``.
+
+        One draw after the other, as participants do: the product of all projections is not a projection from the first
+        basis to the last.
+        """
+        stale = dual.any(dim=1).cpu()  # zero is zero in every basis
         for old in range(int(since[stale].min()) if stale.any() else period, period):
             behind = (stale & (since.cpu() <= old)).to(dual.device)
             lifted = self._bases.of_period(old).lift(dual[behind])

@@ -1,8 +1,8 @@
 """FLSS: updates projected on a subspace that follows the server's path.
 
-"Federated Learning in Streaming Subspace", Algorithms 1 (FedAvg+FLSS) and 2 (SLDS). Its g_t is ``moved`` here, its P
-has columns where ours has rows. The first sampled round after warm-up is L + s, as in the text of section 3.3 and in
-the communication costs of its tables; Algorithm 2 as printed would sample round L twice.
+"Federated Learning in Streaming Subspace", Algorithms 1 (FedAvg+FLSS) and 2 (SLDS). The paper's g_t is ``moved`` here,
+and the columns of its P are the rows of ours. The first sampled round after warm-up is L + s, as in the text of section
+3.3 and in the communication costs of its tables; Algorithm 2 as printed would sample round L twice.
 """
 
 from typing import Any, Literal
@@ -14,9 +14,14 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.step import LocalStep
 from lfl.comm import Message, Payload
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
+from lfl.subspace.dense import DenseBasis
 from lfl.subspace.streaming import StreamingBasis
+
+_BASIS = "flss/basis"
 
 
 class FLSS(FederatedCallback):
@@ -28,35 +33,37 @@ class FLSS(FederatedCallback):
     - ``t <= L``, warm-up: FedAvg. After round L, P and Sigma come from the singular value decomposition of G_1 .. G_L.
     - ``(t - L) % s == 0``, sampled: FedAvg; then ``P, Sigma`` become the R leading singular pairs of
       ``[lambda P Sigma, G_t]`` (eq. 4, Algorithm 2).
-    - all others, projected. Codecs behind this one leave the coefficients as they are; before the first move, r = 0,
-      there is nothing to project on, and the round is a full one.
+    - all others, projected. Codecs behind this one are skipped. While the server has not moved yet there is no basis
+      (r = 0), and the round is one of FedAvg.
 
     With s = 1, or R >= D, it is FedAvg, and no basis is kept. Use the uniform aggregator.
 
-    State: P and Sigma, the same at the server and at every client, of which one copy is kept: D (R + 1) numbers; G_1 ..
-    G_L during a ``batch`` warm-up, twice that at its end. Up: D, or r in projected rounds. Down: what a client missed
-    since it was last here, D for each full round and r for each projected one; after warm-up also the iterates that it
-    lacks of the L + 1 which the basis is made of. At most x, P and Sigma, D (r + 1) + r.
+    State: P and Sigma, D (R + 1) numbers: server and clients have the same, and one copy is kept. During a ``batch``
+    warm-up also G_1 .. G_L, and twice that at its end. Up: D numbers, or r in projected rounds. Down: for each round
+    since the client last took part D numbers, or r if that round was projected; the first time after warm-up also
+    those of the L + 1 iterates, of which the basis is made, that the client was not sent. At most x, P and Sigma:
+    D (r + 1) + r numbers.
 
     Args:
-        warmup_rounds: L.
-        rank: R; there may be fewer directions, r <= R.
-        sample_every: s; none or 0 for never, so that the subspace of the warm-up stays.
+        warmup_rounds: number of warm-up rounds (L).
+        rank: largest number of directions (R); the basis has r <= R.
+        sample_every: rounds from one sampled round to the next (s); none or 0 keeps the subspace of the warm-up.
         attenuation: lambda in (0, 1], the weight of the past in SLDS; with 1, moves that have become smaller than the
             smallest singular value no longer change the subspace.
         update_scale: multiplies the update of projected rounds.
-        project: what projected rounds project. ``updates`` is the above. ``gradients``: every local gradient, by
-            ``P^T P``, while the update is sent as it is, D numbers, since weight decay or another local optimizer than
-            SGD move it out of the span; ``both``: coefficients as well, which loses what is outside. With plain SGD
-            that is nothing, and both modes are the same but for the traffic.
-        warmup: ``batch`` keeps G_1 .. G_L; ``stream`` follows them with SLDS, without attenuation, in D R numbers, and
-            gives the same basis unless they span more than R directions.
+        project: what is projected in projected rounds. ``updates``: the clients' updates, as above. ``gradients``:
+            every local gradient, by ``P^T P``; updates are sent whole, D numbers, since weight decay, or a local
+            optimizer other than SGD, moves them out of the span of P. ``both``: gradients, and updates are sent as r
+            numbers, without what is outside the span. With plain SGD nothing is outside, and ``gradients`` and
+            ``both`` differ in traffic only.
+        warmup: ``batch`` keeps G_1 .. G_L. ``stream`` follows them with SLDS without attenuation, in D R numbers; the
+            basis is the same unless they span more than R directions.
 
     Raises:
-        ValueError: an argument is not one of those, or ``attenuation`` is outside (0, 1].
+        ValueError: an argument is not among the allowed values, or ``attenuation`` is outside (0, 1].
     """
 
-    once = True
+    is_unique = True
 
     def __init__(
         self,
@@ -76,9 +83,13 @@ class FLSS(FederatedCallback):
         check_choice("FLSS", "warmup", warmup, ("batch", "stream"))
         if not 0 < attenuation <= 1:
             raise ValueError(f"`attenuation={attenuation}` of FLSS must be greater than 0 and at most 1.")
-        self.warmup_rounds, self.rank, self.sample_every = warmup_rounds, rank, sample_every
-        self.attenuation, self.update_scale = attenuation, update_scale
-        self.project, self.warmup = project, warmup
+        self.warmup_rounds = warmup_rounds
+        self.rank = rank
+        self.sample_every = sample_every
+        self.attenuation = attenuation
+        self.update_scale = update_scale
+        self.project = project
+        self.warmup = warmup
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -96,15 +107,15 @@ class FLSS(FederatedCallback):
                 )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit":
-            return
-        self._trainer, personal = trainer, trainer.ledger.personal
-        self._shared = slice(None) if personal is None else (~personal).nonzero().squeeze(1).to(trainer.device)
-        self.basis = StreamingBasis(self.rank, trainer.server.vector[self._shared])
-        self._moves: list[Tensor] = []
-        self._iterates_held = torch.zeros(trainer.num_clients, dtype=torch.int64)
-        self._uploaded = 0.0
+    def on_run_start(self, federation: Federation) -> None:
+        self._server = federation.server
+        self._ledger = federation.ledger
+        shared = federation.ledger.shared  # a mask, where some parameters never leave the clients
+        self._shared = slice(None) if shared is None else shared.nonzero().squeeze(1).to(federation.device)
+        self.basis = StreamingBasis(self.rank, federation.server.vector[self._shared])
+        self._moves: list[Tensor] = []  # G_1 .. G_L of a batch warm-up
+        self._iterates_held = torch.zeros(federation.num_clients, dtype=torch.int64)  # x of warm-up rounds, by client
+        self._uploaded = 0.0  # numbers per client sent since warm-up, as the paper's tables count them
 
     @override
     def on_round_start(self, round: Round) -> None:
@@ -112,24 +123,29 @@ class FLSS(FederatedCallback):
 
     @override
     def on_download(self, message: Message) -> None:
-        ledger, number, clients = self._trainer.ledger, self._round.number, self._round.invited
+        # Clients run SLDS as the server does, on its moves: differences of models that they were sent and charged for.
+        message.derive(_BASIS, self.basis.rows)
+        ledger = self._ledger
+        number = self._round.number
         model_bits = ledger.bits_of(message.payloads["model"])
         if number > self.warmup_rounds:
-            message.charge("model", self._bits_to_follow(clients, model_bits))
+            message.charge("model", self._bits_to_follow(self._round.invited, model_bits))
         else:
-            self._iterates_held[clients] += 1
-        # From coefficients alone a client can follow plain SGD only.
-        is_short = self.ends_encoding(self._round) and self._trainer.server.is_plain_sgd
+            self._iterates_held[self._round.invited] += 1
+        # From the mean coefficients alone a client can repeat the server's step only if that is plain SGD; momentum or
+        # Adam have a state that clients do not know.
+        is_short = self.ends_encoding(self._round) and self._server.is_plain_sgd
         ledger.record_increment("flss", self._bits(self.basis.rank) if is_short else model_bits, number)
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self.project == "updates" or not self._is_projected(cohort.round):
             return gradient
+        basis = DenseBasis(cohort.received[_BASIS])
 
-        def projected(params: Tensor) -> Tensor:
-            gradients = gradient(params)
-            gradients[:, self._shared] = self.basis.lift(self.basis.project(gradients[:, self._shared]))
+        def projected(params: Tensor, step: LocalStep) -> Tensor:
+            gradients = gradient(params, step)
+            gradients[:, self._shared] = basis.lift(basis.project(gradients[:, self._shared]))
             return gradients
 
         return projected
@@ -140,14 +156,15 @@ class FLSS(FederatedCallback):
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        if payload.values.shape[1] != self.basis.dim:
+        basis = DenseBasis(cohort.received[_BASIS])  # the one of the message: `self.basis` is the server's
+        if payload.values.shape[1] != basis.dim:
             raise ValueError(
-                f"FLSS follows {self.basis.dim} numbers of the server, but the codecs before it leave "
+                f"FLSS follows {basis.dim} numbers of the server, but the codecs before it leave "
                 f"{payload.values.shape[1]} of an update: put them behind it."
             )
         if not self.ends_encoding(cohort.round):
             return payload
-        return Payload(self.basis.project(payload.values), self._bits(self.basis.rank))
+        return Payload(basis.project(payload.values), self._bits(basis.rank))
 
     @override
     def decode(self, round: Round, values: Tensor) -> Tensor:
@@ -160,8 +177,9 @@ class FLSS(FederatedCallback):
         if self.sample_every == 1 or self.rank >= self.basis.dim:
             return
         is_warmup = round.number <= self.warmup_rounds
+        # A round whose updates were all refused has no aggregate, and no move.
         if round.update is not None and (is_warmup or self._is_sampled(round)):
-            moved = (self._trainer.server.vector - round.server)[self._shared]
+            moved = (self._server.vector - round.server)[self._shared]
             if not is_warmup:
                 self.basis.update(moved, self.attenuation)
             elif self.warmup == "stream":
@@ -169,13 +187,14 @@ class FLSS(FederatedCallback):
             else:
                 self._moves.append(moved)
         if round.number == self.warmup_rounds and self._moves:
-            moves, self._moves = torch.stack(self._moves), []
+            moves = torch.stack(self._moves)
+            self._moves = []  # before the decomposition, which needs as much memory again
             self.basis.start(moves)
 
     @override
     def on_round_end(self, round: Round) -> None:
         if round.number > self.warmup_rounds and round.num_reported:
-            bits = self._trainer.ledger.up_bits["update"] / round.num_reported
+            bits = self._ledger.up_bits["update"] / round.num_reported
             self._uploaded += bits / self._bits(1)
         round.log("flss/rank", float(self.basis.rank))
         round.log("flss/paper_upload", self._uploaded)
@@ -197,23 +216,27 @@ class FLSS(FederatedCallback):
         self._uploaded = state_dict["uploaded"]
 
     def _is_sampled(self, round: Round) -> bool:
-        """Whether a round after warm-up is a full one by the schedule."""
+        """Whether a round after warm-up is a sampled one by the schedule."""
         since = round.number - self.warmup_rounds
         return since > 0 and self.sample_every not in (None, 0) and since % self.sample_every == 0
 
     def _is_projected(self, round: Round) -> bool:
-        """Asked before the server's step, which may change the rank."""
-        return round.number > self.warmup_rounds and self.basis.rank > 0 and not self._is_sampled(round)
+        """Whether clients send coefficients in this round, or project their gradients."""
+        has_basis = len(round.message.contents[_BASIS]) > 0
+        return round.number > self.warmup_rounds and has_basis and not self._is_sampled(round)
 
     def _bits(self, count: int) -> int:
-        return count * int(self._trainer.server.vector.element_size()) * 8
+        """Number of bits of ``count`` floats."""
+        return count * int(self._server.vector.element_size()) * 8
 
     def _bits_to_follow(self, clients: Tensor, model_bits: int) -> Tensor:
-        """Bits [M] that bring each client up to x, P and Sigma after warm-up: replay, or the whole of them."""
-        ledger, first = self._trainer.ledger, self.warmup_rounds
-        cumulative = ledger.replay["flss"]  # bits of what rounds 1 to t changed in x
-        last = ledger.last_round[clients]
-        iterates = torch.where(last > first, 0, first + 1 - self._iterates_held[clients])
-        since = torch.where(last > first, last - 1, first).tolist()
-        replay: Tensor = iterates * model_bits + cumulative[-1] - torch.tensor([cumulative[t] for t in since])
+        """Bits [M] that bring each client up to x, P and Sigma after warm-up: what it missed, at most the whole."""
+        last = self._ledger.last_round[clients]
+        end = self.warmup_rounds
+        is_new = last <= end  # for the first time after warm-up
+        # L moves are the differences of L + 1 iterates, of which the client has those of its warm-up rounds.
+        iterates = torch.where(is_new, end + 1 - self._iterates_held[clients], 0)
+        # Who took part in round t has the state from before t, and lacks the increments of t and of later rounds.
+        since = torch.where(is_new, end, last - 1)
+        replay = iterates * model_bits + self._ledger.bits_since("flss", since)
         return replay.clamp(max=model_bits * (self.basis.rank + 1) + self._bits(self.basis.rank))

@@ -12,30 +12,33 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice
 from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.step import LocalStep
 from lfl.comm import Message
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
-_MOVED, _WEIGHT = "momentum/moved", "momentum/weight"
+_MOVED = "momentum/moved"  # weighted sum of delta_i / (K_i eta) [D], or of K_i eta
+_WEIGHT = "momentum/weight"  # sum of the weights
 
 
 class ClientMomentum(FederatedCallback):
-    """Local steps along ``v = alpha g + (1 - alpha) m``; m [D] is the direction in which the clients moved last.
+    """Local steps along ``v = alpha g + (1 - alpha) m``; m [D] is the direction of the clients' last movement.
 
-    m is in the scale of a gradient: what a client moved, divided by what its optimizer makes of a constant unit
-    gradient (K_i eta for plain SGD). In the scale of a movement the gain from round to round is ``(1 - alpha) K eta``,
-    which diverges once it is above 1. Needs SGD.
+    m has the scale of a gradient: a client's movement divided by what its optimizer makes of a constant unit gradient
+    (K_i eta for plain SGD). A momentum with the scale of a movement would be multiplied by ``(1 - alpha) K eta`` from
+    round to round, and diverge if that is above 1. The local optimizer must be SGD.
 
-    Weight decay is added by the optimizer, outside the mix. As m is made of movements, which contain it, it ends up
-    ``1 / alpha`` times as strong.
+    Weight decay is added by the optimizer, outside the mix. But m follows from movements, which contain the decay, so
+    that in the end it is ``1 / alpha`` times as strong.
 
     State: m [D], zero in the first round. Wire: x and m down, delta_i up. ``alpha=1`` is the stack without it, bit for
     bit.
 
     Args:
         alpha: weight of a client's own gradient, in (0, 1].
-        momentum_from: what m follows from. ``updates``: ``-sum_i w_i delta_i / (K_i eta)`` with the aggregator's
-            weights. ``aggregate``: ``-u / sum_i w_i K_i eta``, u what the server steps along, as FedMRUR has it with a
-            normalised aggregate.
+        momentum_from: what m is computed from. ``updates``: ``-sum_i w_i delta_i / (K_i eta)`` with the aggregator's
+            weights. ``aggregate``: ``-u / sum_i w_i K_i eta``, with u the aggregate that the server steps along, as in
+            FedMRUR, where it is normalised.
         decay_inside: put weight decay into the mix: ``v = alpha (g + wd y) + (1 - alpha) m``.
 
     Raises:
@@ -51,8 +54,10 @@ class ClientMomentum(FederatedCallback):
         if not 0 < alpha <= 1:
             raise ValueError(f"`alpha={alpha}` must be above 0 and at most 1.")
         check_choice("", "momentum_from", momentum_from, ("updates", "aggregate"))
-        self.alpha, self.momentum_from, self.decay_inside = alpha, momentum_from, decay_inside
-        self.whole_model = alpha < 1  # parameters that are not averaged have no common movement
+        self.alpha = alpha
+        self.momentum_from = momentum_from
+        self.decay_inside = decay_inside
+        self.whole_model = alpha < 1  # parameters that stay on the clients have no common movement
         self.momentum = torch.empty(0)
 
     @override
@@ -73,10 +78,9 @@ class ClientMomentum(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._aggregator = trainer.aggregator
-            self.momentum = torch.zeros_like(trainer.server.vector)
+    def on_run_start(self, federation: Federation) -> None:
+        self._aggregator = federation.aggregator
+        self.momentum = torch.zeros_like(federation.server.vector)
 
     @override
     def on_download(self, message: Message) -> None:
@@ -88,11 +92,12 @@ class ClientMomentum(FederatedCallback):
         if self.alpha == 1:
             return gradient
         rest = 1 - self.alpha
+        momentum = cohort.received["momentum"]
         decay = cohort.optimizer.weight_decay() if self.decay_inside else None
 
-        def mixed(params: Tensor) -> Tensor:
-            mix = gradient(params).mul_(self.alpha).add_(self.momentum, alpha=rest)
-            # The optimizer adds all of `wd y`: leave alpha of it.
+        def mixed(params: Tensor, step: LocalStep) -> Tensor:
+            mix = gradient(params, step).mul_(self.alpha).add_(momentum, alpha=rest)
+            # The optimizer is going to add all of `wd y`: of this, alpha is to be left.
             return mix if decay is None else mix.sub_(rest * decay * params)
 
         return mixed
@@ -103,6 +108,7 @@ class ClientMomentum(FederatedCallback):
             return
         scale = cohort.step_scale()
         weights = self._aggregator.weights(cohort.num_examples).to(scale.device)
+        # `aggregate` needs only the mean step length of the clients, its denominator.
         moved = cohort.delta / scale if self.momentum_from == "updates" else scale
         cohort.round.accumulate(_MOVED, weights @ moved.double())
         cohort.round.accumulate(_WEIGHT, weights.sum())
@@ -113,7 +119,7 @@ class ClientMomentum(FederatedCallback):
             return
         mean = round.sums[_MOVED] / round.sums[_WEIGHT]
         direction = mean if self.momentum_from == "updates" else round.update / mean
-        self.momentum = -direction.to(self.momentum.dtype)
+        self.momentum = -direction.to(self.momentum.dtype)  # movements go against the gradient
 
     @override
     def state_dict(self) -> dict[str, Any]:

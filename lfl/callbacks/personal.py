@@ -2,18 +2,17 @@
 
 L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for Personalized Federated
 Learning", ICML 2021 (FedRep: the head is personal); P. P. Liang et al., "Think Locally, Act Globally", 2020 (LG-FedAvg:
-the features are). Which parameters are trained when is said by the trainer's ``local_phases``.
+the features are personal). The trainer's ``local_phases`` say which parameters are trained when.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.callback import FederatedCallback, Gradient
 from lfl.client.layout import ParameterLayout
 from lfl.comm import Message, Payload
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _SLOT = "personal"
@@ -22,17 +21,19 @@ _SLOT = "personal"
 class PersonalParameters(FederatedCallback):
     """Keeps some parameters on the clients: they are never sent and never averaged.
 
-    A client starts a round from the shared part of x and its own personal part, which is that of the initial model
-    before its first participation, and sends the shared part alone. To the callbacks after it, the personal part did
-    not move. It must be the first of the stack. With no parameter personal it is FedAvg; with all, local training.
+    A client starts a round from the shared parameters of x and its own personal ones (before its first participation
+    those of the initial model), and sends the shared ones only. The callbacks behind this one see personal parameters
+    that have not moved. It must be the first of the stack. If no parameter is personal it is FedAvg; if all are, local
+    training.
 
-    State: the personal part of every client seen so far, in the client store. Wire: the shared part, down and up.
+    State: the personal parameters of every client seen so far, in the client store. Wire: the shared parameters, down
+    and up.
 
     Args:
-        parameters: shell patterns of the names of the personal ones, such as ``backbone.head.*``.
+        parameters: shell patterns for the names of the personal parameters, such as ``backbone.head.*``.
     """
 
-    once = True
+    is_unique = True
 
     def __init__(self, parameters: list[str]) -> None:
         self.parameters = parameters
@@ -50,14 +51,14 @@ class PersonalParameters(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit":
-            return
-        self._store = trainer.store
-        mask = trainer.layout.select(self.parameters)
-        self._personal, self._shared = (rows.nonzero().squeeze(1).to(trainer.device) for rows in (mask, ~mask))
-        self._store.declare(_SLOT, len(self._personal), trainer.layout.dtype, fill=float("nan"))
-        trainer.ledger.personal = mask
+    def on_run_start(self, federation: Federation) -> None:
+        self._store = federation.store
+        mask = federation.layout.select(self.parameters)
+        self._personal = mask.nonzero().squeeze(1).to(federation.device)  # positions in a vector [D]
+        self._shared = (~mask).nonzero().squeeze(1).to(federation.device)
+        # nan marks the rows that were never written, of clients not seen yet.
+        self._store.declare(_SLOT, len(self._personal), federation.layout.dtype, fill=float("nan"))
+        federation.ledger.keep_on_clients(mask)
 
     @override
     def on_download(self, message: Message) -> None:
@@ -65,9 +66,9 @@ class PersonalParameters(FederatedCallback):
 
     @override
     def personalize(self, ids: Tensor, params: Tensor) -> None:
-        own = self._store.gather(_SLOT, ids)
+        kept = self._store.gather(_SLOT, ids)
         initial = params[:, self._personal]
-        params[:, self._personal] = torch.where(torch.isnan(own), initial, own)  # nan: never written
+        params[:, self._personal] = torch.where(torch.isnan(kept), initial, kept)
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
@@ -75,12 +76,15 @@ class PersonalParameters(FederatedCallback):
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        cohort.origin = cohort.values.clone()  # what pulls towards the start pulls the personal part towards its own
+        # Terms that pull towards the start (FedProx) pull personal parameters to the client's own, not to those of x.
+        # A copy, as the steps change `values` in place.
+        cohort.origin = cohort.values.clone()
         return gradient
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
         self._store.scatter(_SLOT, cohort.ids, cohort.values[:, self._personal])
+        # As if they had not moved: callbacks behind see no update there, and x keeps the initial personal parameters.
         cohort.values[:, self._personal] = cohort.round.server[self._personal]
 
     @override
@@ -92,12 +96,3 @@ class PersonalParameters(FederatedCallback):
         whole = values.new_zeros(*values.shape[:-1], len(round.server))
         whole[..., self._shared] = values
         return whole
-
-
-def personalized(stack: list[FederatedCallback], ids: Tensor, server: Tensor) -> Tensor:
-    """The models of clients ``ids`` [C]: x [D] with what belongs to each, [C, D]."""
-    params = server.repeat(len(ids), 1)
-    for callback in stack:
-        if overrides(callback, "personalize"):
-            callback.personalize(ids, params)
-    return params

@@ -9,17 +9,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callback import FederatedCallback, Gradient
+from lfl.client.step import LocalStep
 from lfl.round import Cohort
 
 
 class Proximal(FederatedCallback):
     """Adds ``mu/2 |y - x|^2`` to every client's objective (eq. 2): gradient ``g(y) + mu (y - x)``.
 
-    Its gradient is added to the loss's, before momentum and clipping. The logged training loss is without the term.
-    ``mu=0`` is FedAvg bit for bit. A step is stable for ``lr * mu < 2``.
+    The gradient of the term is added to that of the loss, before momentum and clipping. The logged training loss does
+    not contain the term. ``mu=0`` is FedAvg bit for bit. A step is stable for ``lr * mu < 2``.
 
     Args:
-        mu: strength; 0.001 to 1 in the paper.
+        mu: weight of the term; 0.001 to 1 in the paper.
     """
 
     def __init__(self, mu: NonNegativeFloat = 0.01) -> None:
@@ -31,8 +32,9 @@ class Proximal(FederatedCallback):
             return gradient
         origin = cohort.origin
 
-        def proximal(params: Tensor) -> Tensor:
+        def proximal(params: Tensor, step: LocalStep) -> Tensor:
+            # x [D] for all, or a row [C, D] for each client, of which the first A are still at work.
             start = origin if origin.dim() == 1 else origin[: len(params)]
-            return gradient(params).add_(params - start, alpha=self.mu)
+            return gradient(params, step).add_(params - start, alpha=self.mu)
 
         return proximal

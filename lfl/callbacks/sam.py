@@ -1,11 +1,9 @@
-"""FedSAM: clients that look for flat minima.
+"""FedSAM: sharpness-aware minimization on the clients, which looks for flat minima.
 
 P. Foret, A. Kleiner, H. Mobahi, B. Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving Generalization",
 ICLR 2021, https://arxiv.org/abs/2010.01412; on clients: Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu, "Generalized
 Federated Learning via Sharpness Aware Minimization", ICML 2022, https://arxiv.org/abs/2206.02618.
 """
-
-from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat
@@ -15,19 +13,21 @@ from typing_extensions import override
 from lfl.arguments import check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.callbacks.extra_pass import extra_pass
+from lfl.client.step import LocalStep
+from lfl.federation import Federation
 from lfl.round import Cohort
 
 
 class SharpnessAware(FederatedCallback):
     """Every local step takes the gradient at ``y~ = y + rho g(y) / |g(y)|``, on the same batch.
 
-    The norm is one over all parameters of a client; where the gradient is zero, y~ = y. The ascent follows the gradient
-    of the loss, its terms included and weight decay not, as corrected by the callbacks before this one: SAM stands
-    before SCAFFOLD and client momentum. A step costs two passes, of which the first one is logged and updates
-    BatchNorm's running statistics. ``rho=0`` is the stack without it, bit for bit.
+    The norm is over all parameters of a client; if the gradient is zero, y~ = y. The ascent uses the gradient of the
+    loss with its added terms, without weight decay, and with the corrections of the callbacks before this one: put SAM
+    before SCAFFOLD and client momentum. A step costs two passes, of which the first is logged and updates BatchNorm's
+    running statistics. ``rho=0`` is the stack without it, bit for bit.
 
     Args:
-        rho: how far to climb; 0.05 in the paper, 0.5 in FedMRUR's.
+        rho: length of the ascent step; 0.05 in the paper, 0.5 in FedMRUR's.
     """
 
     def __init__(self, rho: NonNegativeFloat = 0.05) -> None:
@@ -45,9 +45,9 @@ class SharpnessAware(FederatedCallback):
             )
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit" and self.rho and trainer.client_model.logged_metrics:
-            metric = trainer.client_model.logged_metrics[0]
+    def on_run_start(self, federation: Federation) -> None:
+        if self.rho and federation.model.logged_metrics:
+            metric = federation.model.logged_metrics[0]
             raise ValueError(
                 f"The training step logs the Metric object {metric!r}, which would also count the second pass of "
                 "SharpnessAware: log a number instead."
@@ -57,18 +57,18 @@ class SharpnessAware(FederatedCallback):
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self.rho == 0:
             return gradient
-        at_the_top = extra_pass(cohort, gradient)
+        second_pass = extra_pass(cohort, gradient)
 
-        def sharpness_aware(params: Tensor) -> Tensor:
-            return at_the_top(climb(params, gradient(params), self.rho))
+        def sharpness_aware(params: Tensor, step: LocalStep) -> Tensor:
+            return second_pass(climb(params, gradient(params, step), self.rho), step)
 
         return sharpness_aware
 
 
 def climb(params: Tensor, gradients: Tensor, rho: float) -> Tensor:
-    """``y + rho g / |g|`` of every row, [A, D]; y where g is zero. Overwrites ``gradients``."""
-    # First to a largest entry of one, so that squares neither vanish nor overflow. torch adds in pairs, which is as
-    # good as float64 here, and on a CPU twenty times as fast.
+    """``y + rho g / |g|`` of every row [A, D]; y where g is zero. Overwrites ``gradients``."""
+    # Scale the largest entry to one first, so that squares neither underflow nor overflow. In float32: torch's pairwise
+    # sum is as accurate as needed here, and on a CPU twenty times as fast as float64.
     largest = torch.maximum(gradients.amax(dim=1, keepdim=True), -gradients.amin(dim=1, keepdim=True))
     gradients.div_(largest.where(largest > 0, 1.0))
     norms = gradients.square().sum(dim=1, keepdim=True).sqrt_()

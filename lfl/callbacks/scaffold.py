@@ -11,7 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.callback import FederatedCallback, Gradient
+from lfl.client.step import LocalStep
 from lfl.comm import Message
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 
 _SLOT = "scaffold/control"
@@ -20,32 +22,35 @@ ControlUpdate = Literal["increment", "sampled_mean", "one_over_N"]
 
 
 class Scaffold(FederatedCallback):
-    """Corrects every local gradient by ``c - c_i`` (line 10), with controls that estimate the mean and own gradient.
+    """Corrects every local gradient by ``c - c_i`` (line 10): c estimates the mean gradient, c_i the client's own.
 
     Option II (line 12): ``c_i+ = c_i - c - delta_i / (K eta)``; with momentum or a schedule inside the round, K eta is
     what the optimizer makes of a constant unit gradient. Option I: ``c_i+`` is the gradient of the client's mean loss
-    at x over all its data, weight decay included: one more pass. The server adds ``(1/N) sum (c_i+ - c_i)`` over the
-    participants (line 17), N all clients, which keeps ``c = mean c_i``. Use the uniform aggregator.
+    at x over all its data, with weight decay; it costs one more pass over the data. The server adds
+    ``(1/N) sum (c_i+ - c_i)`` over the participants (line 17), where N counts all clients; this keeps
+    ``c = mean c_i``. Use the uniform aggregator.
 
     State: c [D]; c_i [D] for every client seen so far. Wire: x and c down, delta_i and the change of c_i up.
 
     Args:
         option: I or II of line 12.
-        control_update: ``increment`` is line 17. The others replace c by the participants' new controls, averaged over
-            them (``sampled_mean``) or divided by N (``one_over_N``); they lose c = mean c_i, and are here to compare.
+        control_update: ``increment`` is line 17. The other two replace c by the sum of the participants' new controls,
+            divided by their number (``sampled_mean``) or by N (``one_over_N``). They do not keep c = mean c_i, and
+            exist for comparison.
     """
 
     def __init__(self, option: Literal["I", "II"] = "II", control_update: ControlUpdate = "increment") -> None:
-        self.option, self.control_update = option, control_update
+        self.option = option
+        self.control_update = control_update
         self.whole_model = option == "I"  # its controls are gradients of all parameters
         self.control = torch.empty(0)
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._store = trainer.store
-            self._store.declare(_SLOT, trainer.layout.dim, trainer.layout.dtype)
-            self.control = torch.zeros_like(trainer.server.vector)
+    def on_run_start(self, federation: Federation) -> None:
+        self._store = federation.store
+        self._num_clients = federation.num_clients
+        self._store.declare(_SLOT, federation.layout.dim, federation.layout.dtype)
+        self.control = torch.zeros_like(federation.server.vector)
 
     @override
     def on_download(self, message: Message) -> None:
@@ -53,40 +58,42 @@ class Scaffold(FederatedCallback):
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
-        own = self._store.gather(_SLOT, cohort.ids)
-        cohort.rows["control"] = own
-        cohort.rows["correction"] = self.control - own
+        client_controls = self._store.gather(_SLOT, cohort.ids)  # c_i [C, D], zero before the first participation
+        cohort.rows["control"] = client_controls
+        cohort.rows["correction"] = cohort.received["control"] - client_controls
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         correction = cohort.rows["correction"]
 
-        def corrected(params: Tensor) -> Tensor:
-            return gradient(params).add_(correction[: len(params)])
+        def corrected(params: Tensor, step: LocalStep) -> Tensor:
+            return gradient(params, step).add_(correction[: len(params)])
 
         return corrected
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
-        own = cohort.rows["control"]
+        client_controls = cohort.rows["control"]
         if self.option == "I":
-            change = self._gradient_at_server(cohort) - own
+            change = self._gradient_at_server(cohort) - client_controls
         else:
-            change = -self.control - cohort.delta / cohort.step_scale()
-        self._store.scatter(_SLOT, cohort.ids, own + change)
+            # c_i+ - c_i. Minus delta, as the paper has x - y_i (line 12) and delta is y_i - x.
+            change = -cohort.received["control"] - cohort.delta / cohort.step_scale()
+        self._store.scatter(_SLOT, cohort.ids, client_controls + change)
         if self.control_update != "increment":
-            cohort.round.accumulate("scaffold/control", (own + change).sum(dim=0, dtype=torch.float64))
+            # The server can add up c_i from the changes it was sent in earlier rounds: nothing more is charged.
+            cohort.round.accumulate("scaffold/control", (client_controls + change).sum(dim=0, dtype=torch.float64))
         cohort.upload("control", change)
 
     @override
     def on_server_step(self, round: Round) -> None:
         if not round.num_reported:
             return
-        counted = round.num_reported if self.control_update == "sampled_mean" else round.trainer.num_clients
+        divisor = round.num_reported if self.control_update == "sampled_mean" else self._num_clients
         if self.control_update == "increment":
-            self.control = self.control + (round.received["control"] / counted).to(self.control.dtype)
+            self.control = self.control + (round.received["control"] / divisor).to(self.control.dtype)
         else:
-            self.control = (round.sums["scaffold/control"] / counted).to(self.control.dtype)
+            self.control = (round.sums["scaffold/control"] / divisor).to(self.control.dtype)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -97,6 +104,7 @@ class Scaffold(FederatedCallback):
         self.control = state_dict["control"].to(self.control)
 
     def _gradient_at_server(self, cohort: Cohort) -> Tensor:
+        """Gradients [C, D] of the clients' mean losses at x; with weight decay, which local steps contain too."""
         params = cohort.round.server.expand(len(cohort), -1)
         gradients = cohort.full_gradient(params)
         decay = cohort.optimizer.weight_decay()

@@ -1,7 +1,7 @@
 """SSF: SCAFFOLD in a random subspace, with backfill.
 
 "Subspace Optimization for Efficient Federated Learning under Heterogeneous Data", Algorithm 1, in coordinates: the
-local optimizer runs on z with y = x + P^T z, which is the paper's split into a projected part and a fixed residual.
+local optimizer runs on z with y = x + P^T z. The paper writes the same as a projected and a fixed component of y.
 """
 
 from typing import Any
@@ -12,34 +12,38 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.arguments import own
+from lfl.arguments import fresh_default
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.callbacks.scaffold import ControlUpdate, Scaffold
 from lfl.client.layout import ParameterLayout
+from lfl.client.step import LocalStep
 from lfl.comm import Message, dense_bits
+from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
 
-_SLOT = "ssf/control"
+_SLOT = "ssf/control"  # c_i [D] of each client
+_PROJECTED = "ssf/projected_control"  # P c [R], in the message
 
 
 class SSF(FederatedCallback):
     """Local steps ``z <- z - eta (P g(x + P^T z) - P c_i + P c)``; the server moves by ``P^T`` of the mean z.
 
-    The controls are full vectors of which a round changes the part inside its basis (backfill):
-    ``c_i += P^T (mean_k P g^k - P c_i)``, ``c += (1/N) sum dc_i`` over the participants. With plain SGD the mean
-    projected gradient follows from z (``-z/(K eta) + P c_i - P c``), so R floats go up; with any other optimizer it is
-    accumulated and sent, R more. A basis comes from the seed and is never sent; clients follow x and c by R floats each
-    a round they missed. R = D is SCAFFOLD option II. Use the uniform aggregator.
+    The controls c and c_i are vectors [D]; a round replaces their components in the span of its basis and keeps the
+    others (backfill): ``c_i += P^T (mean_k P g^k - P c_i)``, ``c += (1/N) sum dc_i`` over the participants, where dc_i
+    is the change of c_i. With plain SGD the mean projected gradient follows from z (``-z/(K eta) + P c_i - P c``), so
+    that R floats go up; with any other local optimizer it is accumulated and sent, R floats more. The bases come from
+    the seed and are never sent. A client brings x and c up to date with R floats each for every round it missed.
+    R = D is SCAFFOLD option II. Use the uniform aggregator.
 
     Args:
-        subspace: how a basis is drawn.
+        subspace: draws the bases.
         refresh_every: rounds between draws.
-        control_update: how the server's control follows from the participants'. ``increment`` keeps c = mean c_i over
-            all N clients, so that the optimum is a fixed point. Algorithm 1 prints a sum over clients that did not take
-            part; read as their mean over the participants (``sampled_mean``, ``P c = mean_S mean_k P g``) it gives the
-            paper's numbers, read literally (``one_over_N``) it is too small.
+        control_update: how c is computed from the participants' controls. ``increment`` keeps c = mean c_i over all N
+            clients, so that the optimum is a fixed point. Algorithm 1 prints a sum that includes clients that did not
+            take part. Read as the mean over the participants (``sampled_mean``, ``P c = mean_S mean_k P g``) it gives
+            the paper's numbers; read literally (``one_over_N``) c is too small.
     """
 
     whole_model = True
@@ -50,7 +54,9 @@ class SSF(FederatedCallback):
         refresh_every: PositiveInt = 1,
         control_update: ControlUpdate = "increment",
     ) -> None:
-        self.subspace, self.refresh_every, self.control_update = own(subspace), refresh_every, control_update
+        self.subspace = fresh_default(subspace)
+        self.refresh_every = refresh_every
+        self.control_update = control_update
         self.control = torch.empty(0)
 
     @override
@@ -64,66 +70,72 @@ class SSF(FederatedCallback):
             raise ValueError("SSF is Scaffold in a subspace, with controls of its own: use one of the two.")
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._trainer = trainer
-            trainer.store.declare(_SLOT, trainer.layout.dim, trainer.layout.dtype)
-            self.control = torch.zeros_like(trainer.server.vector)
-            self._bases = RefreshedBasis(
-                self.subspace, self.refresh_every, trainer.layout, trainer.seed, trainer.device
-            )
+    def on_run_start(self, federation: Federation) -> None:
+        layout = federation.layout
+        self._store = federation.store
+        self._ledger = federation.ledger
+        self._num_clients = federation.num_clients
+        self._store.declare(_SLOT, layout.dim, layout.dtype)
+        self.control = torch.zeros_like(federation.server.vector)
+        self._bases = RefreshedBasis(self.subspace, self.refresh_every, layout, federation.seed, federation.device)
 
     @override
     def coordinates(self, round: Round) -> Basis:
         basis = self._bases.at(round.number)
+        # Of c before the round, once for all: `on_server_step` needs it as well.
         self._projected_control = basis.project(self.control)
         return basis
 
     @override
     def on_download(self, message: Message) -> None:
         message.add("control", self.control)
+        # P c: clients have c and draw P from the seed. Computed once here instead of once by every client.
+        message.derive(_PROJECTED, self._projected_control)
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
-        own = _basis(cohort.round).project(self._trainer.store.gather(_SLOT, cohort.ids))  # P c_i [C, R]
-        cohort.rows["control"] = own
-        cohort.rows["gradient_sum"] = torch.zeros_like(own)
+        projected = _basis(cohort.round).project(self._store.gather(_SLOT, cohort.ids))  # P c_i [C, R]
+        cohort.rows["control"] = projected
+        cohort.rows["gradient_sum"] = torch.zeros_like(projected)
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        correction = self._projected_control - cohort.rows["control"]
+        correction = cohort.received[_PROJECTED] - cohort.rows["control"]
         total = None if cohort.optimizer.is_plain_sgd else cohort.rows["gradient_sum"]
 
-        def corrected(coordinates: Tensor) -> Tensor:
-            gradients = gradient(coordinates)
+        def corrected(coordinates: Tensor, step: LocalStep) -> Tensor:
+            gradients = gradient(coordinates, step)
             if total is not None:
-                total[: len(gradients)] += gradients
+                total[: len(gradients)] += gradients  # P g, before the correction is added in place
             return gradients.add_(correction[: len(gradients)])
 
         return corrected
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
+        # mean_k P g^k - P c_i. With plain SGD z = -K eta (mean_k P g^k - P c_i + P c); z points against the gradient.
         if cohort.optimizer.is_plain_sgd:
-            change = -self._projected_control - cohort.values / cohort.step_scale()
+            change = -cohort.received[_PROJECTED] - cohort.values / cohort.step_scale()
         else:
             steps = cohort.num_steps.to(cohort.values)[:, None]
             change = cohort.rows["gradient_sum"] / steps - cohort.rows["control"]
             cohort.upload("control", change)
         reported = change if self.control_update == "increment" else change + cohort.rows["control"]
         cohort.round.accumulate("ssf/control", reported.sum(dim=0, dtype=torch.float64))
-        store = self._trainer.store
-        store.scatter(_SLOT, cohort.ids, store.gather(_SLOT, cohort.ids) + _basis(cohort.round).lift(change))
+        # Gathered again, and not kept from the start: full controls would be [C, D] numbers during all local steps.
+        client_controls = self._store.gather(_SLOT, cohort.ids)
+        self._store.scatter(_SLOT, cohort.ids, client_controls + _basis(cohort.round).lift(change))
 
     @override
     def on_server_step(self, round: Round) -> None:
         if "ssf/control" in round.sums:
-            counted = round.num_reported if self.control_update == "sampled_mean" else self._trainer.num_clients
-            moved = (round.sums["ssf/control"] / counted).to(self.control.dtype)
+            divisor = round.num_reported if self.control_update == "sampled_mean" else self._num_clients
+            change = (round.sums["ssf/control"] / divisor).to(self.control.dtype)
             if self.control_update != "increment":
-                moved -= self._projected_control
-            self.control = self.control + _basis(round).lift(moved)
-        self._trainer.ledger.record_increment("control", dense_bits(self._projected_control), round.number)
+                change -= self._projected_control  # the sum is the new P c; what is lifted is its change
+            self.control = self.control + _basis(round).lift(change)
+        # In every round, also one without reports: the ledger counts increments by the number of the round.
+        self._ledger.record_increment("control", dense_bits(self._projected_control), round.number)
 
     @override
     def state_dict(self) -> dict[str, Any]:

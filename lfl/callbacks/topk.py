@@ -4,7 +4,6 @@ S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
+from lfl.federation import Federation
 from lfl.round import Cohort
 from lfl.subspace.base import check_rank, count_rank
 
@@ -19,15 +19,15 @@ from lfl.subspace.base import check_rank, count_rank
 class TopK(Compressor):
     """Sends the k largest entries (in magnitude) of ``a = e_i + delta_i``, and keeps the rest: ``e_i = a - C(a)``.
 
-    Ties are filled by the lowest index. What is sent and what is kept add up to what came in. ``k = D`` is FedAvg with
-    e = 0. State: e_i [D] for every client seen so far, kept across absences. Up: k values and k indices of
-    ceil(log2 D) bits.
+    Of equal magnitudes those with the lowest index are sent. ``k = D`` is FedAvg with e = 0. State: e_i [D] for every
+    client seen so far, kept while a client is absent. Up: k values, and k indices of ceil(log2 D) bits.
 
     Args:
-        k: entries of the whole update: an int is a number, a float in (0, 1] a share (rounded up, at least one), a list
-            of ints one number for each client.
-        error_feedback: keep what was not sent; without it, it is lost.
-        scope: the largest of the whole update, or a share of each tensor of the model (its indices are shorter).
+        k: number of entries of an update: an int is the number, a float in (0, 1] a share (rounded up, at least one), a
+            list of ints one number for each client.
+        error_feedback: whether a client keeps what was not sent and adds it to its next update; else it is lost.
+        scope: ``global`` sends the largest entries of the whole update; ``tensor`` sends a share of each tensor of the
+            model, whose indices are shorter.
     """
 
     slot = "top-k/error"
@@ -35,13 +35,14 @@ class TopK(Compressor):
     def __init__(self, k: int | float | list[int] = 0.01, error_feedback: bool = True, scope: Scope = "global") -> None:
         if scope == "tensor" and not isinstance(k, float):
             raise ValueError(f"`scope=tensor` of TopK needs a share in (0, 1] of each tensor, not `k={k}`.")
-        self.k, self.error_feedback, self.scope = check_entries(k), error_feedback, scope
+        self.k = check_entries(k)
+        self.error_feedback = error_feedback
+        self.scope = scope
 
     @override
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            check_entries(self.k, trainer.num_clients)
+    def on_run_start(self, federation: Federation) -> None:
+        super().on_run_start(federation)
+        check_entries(self.k, federation.num_clients)
 
     @override
     def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
@@ -52,29 +53,31 @@ class TopK(Compressor):
 
 
 def keep_largest(rows: Tensor, count: int | Tensor) -> Tensor:
-    """The rows [C, n] with all but their ``count`` largest magnitudes set to zero; ties go to the lowest index.
+    """Return the rows [C, n] with all but their ``count`` largest magnitudes set to zero.
 
     Args:
         rows: any numbers.
-        count: how many to keep of every row, or of each [C].
+        count: how many entries to keep, of every row or of each row [C].
     """
+    # Not `torch.topk`, which breaks ties differently on different devices: a stable sort takes the lowest index.
     order = rows.abs().argsort(dim=1, descending=True, stable=True)
     if isinstance(count, int):
         order = order[:, :count]
         return torch.zeros_like(rows).scatter(1, order, rows.gather(1, order))
-    kept = torch.arange(rows.shape[1], device=rows.device) < count[:, None]
-    return rows.where(torch.zeros_like(kept).scatter(1, order, kept), 0)
+    # Counts differ between rows: a mask in the order of magnitude, scattered back to the positions of the entries.
+    is_kept = torch.arange(rows.shape[1], device=rows.device) < count[:, None]
+    return rows.where(torch.zeros_like(is_kept).scatter(1, order, is_kept), 0)
 
 
 def check_entries(k: int | float | list[int], num_clients: int | None = None) -> int | float | list[int]:
-    """The argument, if it can be a number of entries.
+    """Return ``k`` if it can stand for a number of entries.
 
     Args:
         k: an int of at least 1, a share in (0, 1], or a list of such ints.
-        num_clients: how long a list must be, where that is known.
+        num_clients: the length that a list must have; None if it is not known yet.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: ``k`` is something else.
     """
     if isinstance(k, list) and num_clients not in (None, len(k)):
         raise ValueError(f"`k` lists {len(k)} numbers, but there are {num_clients} clients.")
@@ -87,7 +90,7 @@ def check_entries(k: int | float | list[int], num_clients: int | None = None) ->
 
 
 def count_entries(k: int | float | list[int], ids: Tensor, width: int) -> int | Tensor:
-    """How many of ``width`` entries ``k`` means: one number for all, or that of each of the clients ``ids`` [C].
+    """Number of entries that ``k`` means among ``width``: one for all clients, or one for each of ``ids`` [C].
 
     Raises:
         ValueError: an int above ``width``.

@@ -1,4 +1,4 @@
-"""The command line: LightningCLI with a federated trainer."""
+"""LightningCLI with a federated trainer and one-line errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import lfl.callbacks
 import lfl.data
 import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
+from lfl.cli.allocator import keep_freed_memory
 from lfl.cli.errors import describe_error, is_about_settings, one_line
-from lfl.cli.memory import keep_freed_memory
+from lfl.processes.group import process_name
 from lfl.processes.signals import StoppedBySignal
-from lfl.processes.sums import process_name
 from lfl.trainer import FederatedTrainer
 
-# Lightning calls older names of jsonargparse: nothing that a user could mend.
+# Lightning uses names that jsonargparse has deprecated; a user cannot change that.
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 
 class FederatedArgumentParser(LightningArgumentParser):
-    """Lightning's parser, taught about our trainer class."""
+    """Lightning's parser, made to accept a trainer that is not a ``lightning.Trainer``."""
 
     @override
     def add_lightning_class_args(
@@ -46,8 +46,9 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with one line, not the usage and every alternative; ``LFL_TRACEBACK=1`` shows where it came from."""
-        if not self.exit_on_error:  # a parser of a class inside ours, whose message becomes part of the whole
+        """Print one line and end with exit code 2; with ``LFL_TRACEBACK=1``, raise the error instead."""
+        # The parser of a nested class: its error becomes a part of the message of the outermost parser.
+        if not self.exit_on_error:
             super().error(message, ex)
         if os.environ.get("LFL_TRACEBACK"):
             raise ValueError(message) from ex
@@ -62,7 +63,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
 
 class FederatedCLI(LightningCLI):
-    """``lfl fit|validate|test|predict``: all of LightningCLI, with fresh optimizers for every client."""
+    """The command ``lfl fit|validate|test|predict``: LightningCLI, with a new optimizer for every client."""
 
     def __init__(self, args: Any = None, **options: Any) -> None:
         super().__init__(
@@ -82,6 +83,7 @@ class FederatedCLI(LightningCLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        # Also in the parsers of subcommands: abbreviated, a misspelt setting could be taken for another one.
         kwargs.setdefault("allow_abbrev", False)
         return super().init_parser(**kwargs)
 
@@ -91,7 +93,7 @@ class FederatedCLI(LightningCLI):
 
     @override
     def _parse_ckpt_path(self) -> None:
-        """Nothing: a run is described by its config; the trainer reads the checkpoint, and says what is wrong."""
+        """Do nothing. Lightning would read settings from the checkpoint; here, the config alone has them."""
 
     @override
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -109,6 +111,7 @@ class FederatedCLI(LightningCLI):
 
     @override
     def before_instantiate_classes(self) -> None:
+        # Lightning's parser allows null for everything; it would reach the trainer, which then fails somewhere inside.
         for name, parameter in inspect.signature(FederatedTrainer).parameters.items():
             if self._get(self.config, "trainer")[name] is None and "None" not in str(parameter.annotation):
                 raise ValueError(f"`trainer.{name}=null` has no meaning: leave it out for {parameter.default}.")
@@ -121,12 +124,15 @@ class FederatedCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (RuntimeError, MisconfigurationException) as error:  # Fabric's, such as no GPU
+        except (RuntimeError, TypeError, MisconfigurationException) as error:  # Fabric's, such as no GPU
             raise ValueError(f"No trainer with these settings: {error}") from error
 
     @override
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
-        """Build a new optimizer at each call: Lightning's own would share one object among all clients."""
+        """Give the model a method that builds a new optimizer at each call.
+
+        Lightning's own method returns the same optimizer each time, so that all clients would share its momentum.
+        """
         optimizer = self._get(self.config_init, "optimizer")
         if not optimizer:
             return
@@ -138,7 +144,11 @@ class FederatedCLI(LightningCLI):
                 module, built, instantiate_class(built, scheduler) if scheduler else None
             )
 
+        # A bound method, not a closure over the model: a copy of the module then builds an optimizer of its own
+        # parameters.
         self.model.configure_optimizers = MethodType(configure_optimizers, self.model)
+        # Tried out now, so that a wrong setting is refused before any work. A module whose parameters are made later,
+        # in `configure_model`, has none yet, and torch's optimizers refuse an empty list.
         if any(p.requires_grad for p in self.model.parameters()):
             try:
                 self.model.configure_optimizers()
@@ -147,10 +157,14 @@ class FederatedCLI(LightningCLI):
 
 
 def run(args: list[str]) -> None:
-    """Run the command line; ends the process with its exit code."""
-    if os.getcwd() not in sys.path:  # an installed script does not see the user's own modules
+    """Run the command line; ends the process with an exit code if it fails or is stopped.
+
+    The exit codes: 1 for a RuntimeError, 2 for wrong settings or files, 130 and 143 for SIGINT and SIGTERM.
+    """
+    # An installed script does not have the current folder in its path, where users keep their own modules.
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    keep_freed_memory()  # of this process, which is ours; from Python the allocator is the caller's
+    keep_freed_memory()
     try:
         FederatedCLI(args=args)
     except StoppedBySignal:

@@ -1,12 +1,11 @@
-"""Evaluating the server's model with the module's own validation, test and prediction steps."""
+"""Evaluation of the server's model by the module's own validation, test and prediction steps."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -14,12 +13,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lfl.processes.sums import ProcessSums, gather_objects
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
-    from lfl.client.model import ClientModel
+from lfl.client.model import ClientModel
+from lfl.processes.group import Processes
+from lfl.processes.sums import ProcessSums
 
 Stage = Literal["validate", "test", "predict"]
 _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
@@ -28,27 +24,32 @@ _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
 class Evaluator:
     """Runs ``validation_step``, ``test_step`` or ``predict_step`` over dataloaders, in evaluation mode.
 
-    Logged values are averaged over examples; ``Metric`` objects are computed over the whole set.
+    Logged values are averaged over examples; ``Metric`` objects are computed over the whole data set.
 
     Args:
-        model: the model; evaluation uses its parameters as they are bound.
-        fabric: for the device and, with several processes, to share the batches.
+        model: the model; it is evaluated with the parameters that are bound to it at the time.
+        processes: the processes of the run, which share the batches.
     """
 
-    def __init__(self, model: ClientModel, fabric: Fabric) -> None:
-        self._model, self._fabric = model, fabric
-        self._joined: dict[tuple[Stage, int | None], ProcessSums] = {}  # by stage and loader: each logs what it logs
+    def __init__(self, model: ClientModel, processes: Processes) -> None:
+        self._model = model
+        self._processes = processes
+        # One for each stage and loader: the names of logged values, which `ProcessSums` remembers, differ among them.
+        self._process_sums: dict[tuple[Stage, int | None], ProcessSums] = {}
 
     def can(self, stage: Stage) -> bool:
-        """Whether the module has the step for ``stage``."""
+        """Whether the module implements the step for ``stage``."""
         return stage == "predict" or is_overridden(f"{_STEPS[stage]}_step", self._model.module)
 
     def run(self, stage: Stage, dataloaders: Any) -> tuple[dict[str, float], list[Any]]:
-        """Metrics, and the outputs of ``predict_step`` (this process's).
+        """Run a step over all batches; every process must call it.
 
         Args:
             stage: which step to run.
             dataloaders: one iterable of batches, or a list of them.
+
+        Returns:
+            The metrics by name, the same on all processes, and the outputs of ``predict_step`` on this process.
         """
         several = isinstance(dataloaders, list | tuple)
         loaders: list[Iterable[Any]] = list(dataloaders) if several else [dataloaders]
@@ -56,7 +57,8 @@ class Evaluator:
         outputs: list[Any] = []
         module = self._model.module
         prefix = _STEPS[stage]
-        modes = {part: part.training for part in module.modules()}
+        # Each submodule's own mode is restored, as Lightning does: frozen ones may be in evaluation mode all the time.
+        modes = {submodule: submodule.training for submodule in module.modules()}
         module.eval()
         try:
             with torch.no_grad(), self._model.recording():
@@ -64,52 +66,55 @@ class Evaluator:
                 self._call(f"on_{prefix}_epoch_start")
                 for index, loader in enumerate(loaders):
                     suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
-                    found = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
-                    metrics.update({name + suffix: value for name, value in found.items()})
+                    means = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
+                    metrics.update({name + suffix: value for name, value in means.items()})
+                # Started anew: values that the hook logs are metrics of the whole set, not of the last batch.
                 self._model.recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
                 metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
-                metrics.update(self._model.compute_metrics(partial(gather_objects, self._fabric)))
+                metrics.update(self._model.compute_metrics(self._processes.gather))
                 self._call(f"on_{prefix}_end")
         finally:
-            for part, training in modes.items():  # as Lightning does: frozen parts may be in evaluation mode
-                part.training = training
+            for submodule, was_training in modes.items():
+                submodule.training = was_training
         return metrics, outputs
 
     def run_alone(self, stage: Stage, batches: Iterable[Any]) -> dict[str, float]:
-        """Metrics of this process's own batches, with the parameters that are bound: for a client's own examples."""
-        module = self._model.module
-        modes = [part for part in module.modules() if part.training]
-        for part in modes:
-            part.training = False
+        """Run a step over batches of this process alone, such as a client's own examples; returns the metrics."""
+        in_training = [submodule for submodule in self._model.module.modules() if submodule.training]
+        for submodule in in_training:
+            submodule.training = False
         try:
             with torch.no_grad(), self._model.recording():
-                found = _means(self._sums(stage, batches, None, []))
-                return {**found, **self._model.compute_metrics()}
+                means = _means(self._sums(stage, batches, None, []))
+                return {**means, **self._model.compute_metrics()}
         finally:
-            for part in modes:
-                part.training = True
+            for submodule in in_training:
+                submodule.training = True
 
     def _run_loader(
         self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
     ) -> dict[str, float]:
-        mine = itertools.islice(loader, self._fabric.global_rank, None, self._fabric.world_size)
-        joined = self._joined.setdefault((stage, index), ProcessSums(self._fabric))
-        return _means(joined.join(self._sums(stage, mine, index, outputs)))
+        # With W processes, each reads all batches and takes every W-th, so that loaders need not know of processes.
+        mine = itertools.islice(loader, self._processes.rank, None, self._processes.count)
+        process_sums = self._process_sums.setdefault((stage, index), ProcessSums(self._processes))
+        return _means(process_sums.join(self._sums(stage, mine, index, outputs)))
 
     def _sums(self, stage: Stage, batches: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, Tensor]:
-        """What the steps log, summed over examples, and how many there were [2] (float64), by name."""
+        """Run a step over batches; returns each logged value's sum over examples and their number, [2] (float64)."""
         step = getattr(self._model.module, f"{_STEPS[stage]}_step")
         recorder = self._model.recorder
         sums: dict[str, Tensor] = {}
         for count, raw in enumerate(batches):
-            number = count * self._fabric.world_size + self._fabric.global_rank
-            batch = self._model.converted(move_data_to_device(raw, self._fabric.device))
+            # `batch_idx` is the batch's number in the loader, not among those of this process.
+            number = count * self._processes.count + self._processes.rank
+            batch = self._model.converted(move_data_to_device(raw, self._processes.device))
             recorder.start()
             with self._model.autocast():
                 output = step(*_arguments(step, batch, number, index))
             if stage == "predict":
                 outputs.append(output)
+            # As in Lightning: a value's weight is the size of the batch, unless `self.log` is given a `batch_size`.
             size = _batch_size(batch)
             for name, value in recorder.values.items():
                 weight = recorder.batch_sizes.get(name, size)
@@ -127,11 +132,13 @@ def _means(sums: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _arguments(step: Any, batch: Any, number: int, index: int | None) -> tuple[Any, ...]:
+    """The arguments of a step: batch, its number, and the number of its loader, as many of them as the step takes."""
     count = len(inspect.signature(step).parameters)
     return (batch, number, index or 0)[:count]
 
 
 def _batch_size(batch: Any) -> int:
+    """The number of examples of a batch: the length of its first tensor."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor):
             return len(leaf) if leaf.dim() else 1

@@ -1,7 +1,7 @@
-"""The layout of a module's parameters (or buffers) inside one flat vector.
+"""The layout of a module's parameters, or of its buffers, inside one flat vector.
 
-With C clients trained together, all their parameters are one tensor ``[C, D]``. A ``ParameterLayout`` says which part
-of ``D`` is which parameter; it holds no numbers itself.
+With C clients trained together, all their parameters are one tensor ``[C, D]``. A ``ParameterLayout`` says where each
+parameter lies in ``D``.
 """
 
 import fnmatch
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Names and shapes of the tensors that make up one flat vector, in order.
+    """The names and shapes of the tensors that make up one flat vector, in order; it holds no numbers.
 
     Args:
-        names: qualified names, as in ``named_parameters``; a tied weight stands once, under its first name.
-        shapes: their shapes.
-        dtype: the common floating-point type.
+        names: qualified names, as in ``named_parameters``; a weight that is tied appears once, under its first name.
+        shapes: shape of each tensor.
+        dtype: floating-point type of all tensors.
 
     Example:
         >>> layout = ParameterLayout.of_parameters(nn.Linear(3, 2))
@@ -37,16 +37,16 @@ class ParameterLayout:
 
     @classmethod
     def of_parameters(cls, module: nn.Module) -> "ParameterLayout":
-        """The trainable parameters of ``module``: frozen ones are constants that all clients share.
+        """The layout of the trainable parameters of ``module``. Frozen parameters are constants for all clients.
 
         Raises:
-            ValueError: there is nothing to train, or the parameters are of several types.
+            ValueError: no parameter is trainable, or their types differ.
         """
         return cls._of({n: p for n, p in module.named_parameters() if p.requires_grad}, "trainable parameters")
 
     @classmethod
     def of_buffers(cls, module: nn.Module) -> "ParameterLayout":
-        """The floating-point buffers of ``module`` (BatchNorm's running statistics); may be empty."""
+        """The layout of the floating-point buffers of ``module`` (BatchNorm's running statistics); may be empty."""
         buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
         return cls._of(buffers, "floating-point buffers") if buffers else cls((), (), torch.get_default_dtype())
 
@@ -66,29 +66,29 @@ class ParameterLayout:
 
     @cached_property
     def dim(self) -> int:
-        """D, the length of the vector."""
+        """Length of the vector (D)."""
         return sum(self.sizes)
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each tensor lies in the vector."""
-        result, start = {}, 0
+        """The slice of the vector that each tensor takes, by name."""
+        result = {}
+        start = 0
         for name, size in zip(self.names, self.sizes, strict=True):
             result[name] = slice(start, start + size)
             start += size
         return result
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors inside ``flat`` [..., D], each ``[..., *shape]`` and sharing its memory.
-
-        One ``split``, not D slices: its backward is one concatenation.
-        """
-        parts = flat.split(self.sizes, dim=-1)
+        """The tensors inside ``flat`` [..., D] by name, each ``[..., *shape]``; they share its memory."""
+        # One `split` and not a slice per tensor: the gradient of a split is one concatenation, that of each slice would
+        # be a whole vector of zeros. `reshape` copies nothing, since it only divides the last dimension.
+        pieces = flat.split(self.sizes, dim=-1)
         lead = flat.shape[:-1]
-        return {n: p.reshape(lead + s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        return {n: p.reshape(lead + s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of ``views``: tensors ``[..., *shape]`` to a new ``[..., D]``; the first one gives ``...``."""
+        """Join tensors ``[..., *shape]``, by name, to a new vector ``[..., D]``: the inverse of ``views``."""
         if not self.names:
             return torch.empty(0, dtype=self.dtype)
         first = tensors[self.names[0]]
@@ -96,7 +96,7 @@ class ParameterLayout:
         return torch.cat([tensors[n].reshape(*lead, s) for n, s in zip(self.names, self.sizes, strict=True)], dim=-1)
 
     def select(self, patterns: str | Iterable[str]) -> Tensor:
-        """A boolean mask [D] of the parameters whose name matches one of the shell patterns (``"backbone.*"``).
+        """A mask [D] (bool) of the parameters whose names match at least one shell pattern, such as ``"backbone.*"``.
 
         Raises:
             ValueError: a pattern matches no parameter.
@@ -111,11 +111,11 @@ class ParameterLayout:
         return mask
 
     def spans(self, names: Iterable[str]) -> list[slice]:
-        """The parts of the vector that hold ``names``, neighbours merged: one slice where all are named."""
+        """The slices of the vector that hold the tensors ``names``; neighbouring slices are merged into one."""
         merged: list[slice] = []
-        for part in sorted((self.slices[n] for n in names), key=lambda s: s.start):
-            if merged and merged[-1].stop == part.start:
-                merged[-1] = slice(merged[-1].start, part.stop)
+        for span in sorted((self.slices[n] for n in names), key=lambda s: s.start):
+            if merged and merged[-1].stop == span.start:
+                merged[-1] = slice(merged[-1].start, span.stop)
             else:
-                merged.append(part)
+                merged.append(span)
         return merged

@@ -22,25 +22,13 @@ from torchmetrics import Metric
 from lfl.client.layout import ParameterLayout
 from lfl.client.random_ops import ClientRandom
 from lfl.client.recorder import Recorder, as_scalar
-from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm
+from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm, StepModule
 
 Batch = Any
 
 
-class _AllFound(Exception):
-    """Ends a pass that was made for features alone."""
-
-
-class _TrainingStep(nn.Module):
-    """A module whose forward is the training step, for ``functional_call``."""
-
-    def __init__(self, model: ClientModel) -> None:
-        super().__init__()
-        self.module = model.module
-        self._run = model.run_step
-
-    def forward(self, *args: Any) -> Any:
-        return self._run(*args)
+class _AllFeaturesFound(Exception):
+    """Raised to end a pass that was made for features alone."""
 
 
 class ClientModel:
@@ -48,7 +36,7 @@ class ClientModel:
 
     Args:
         module: the model; its parameters become views of flat vectors.
-        autocast: the precision's context.
+        autocast: makes the precision's context.
         convert: converts a batch to the precision's input type.
         loss_terms: the callbacks' ``client_loss``, in order.
         features: names of submodules whose outputs the loss terms read.
@@ -75,7 +63,7 @@ class ClientModel:
         self._metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._loss_terms = loss_terms
         self._features: dict[str, Tensor] = {}
-        self._wanted: set[str] = set()  # a pass may end as soon as these features are there
+        self._wanted: set[str] = set()  # a pass ends as soon as these features are there; empty to let it run
         self._parts = list(module.modules())
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self.parameters = [parameters[name] for name in self.layout.names]
@@ -104,7 +92,7 @@ class ClientModel:
 
     @contextmanager
     def training_only(self, names: list[str] | None) -> Iterator[None]:
-        """No gradients for the parameters that are not named; None for gradients for all."""
+        """Compute gradients for the named parameters only; None for all. May be nested."""
         before = self._frozen, self._receiving
         if names is not None or self._frozen:
             trained = set(self.layout.names if names is None else names)
@@ -116,12 +104,13 @@ class ClientModel:
         finally:
             self._frozen, self._receiving = before
 
-    def gradients_of(self, loss: Tensor) -> Tensor:
+    def gradient_of(self, loss: Tensor) -> Tensor:
         """The gradient [D] of a loss computed with the module's own parameters; zero for those that are frozen."""
-        found = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
-        if len(found) == len(self.parameters):
-            return torch.cat([gradient.reshape(-1) for gradient in found])
-        parts = iter(found)
+        # Parameters that a batch does not reach get zeros, as those do that flat rows give gradients to.
+        gradients = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
+        if len(gradients) == len(self.parameters):
+            return torch.cat([gradient.reshape(-1) for gradient in gradients])
+        parts = iter(gradients)
         pairs = zip(self.layout.names, self.parameters, strict=True)
         return torch.cat(
             [(torch.zeros_like(p) if name in self._frozen else next(parts)).reshape(-1) for name, p in pairs]
@@ -131,8 +120,10 @@ class ClientModel:
 
     def bind(self, flat: Tensor) -> None:
         """Make the module's parameters views of ``flat`` [D]."""
+        # `_bound` keeps the memory alive, so that an equal address is the same memory, and no later tensor's.
         if self._bound is not None and self._bound.data_ptr() == flat.data_ptr() and self._bound.shape == flat.shape:
             return
+        # Through `data`: the parameters stay the objects that modules, hooks and optimizers hold.
         for parameter, view in zip(self.parameters, self.layout.views(flat).values(), strict=True):
             parameter.data = view
         self._bound = flat
@@ -160,6 +151,24 @@ class ClientModel:
             # A step may have put another tensor in its place.
             owner, _, leaf = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[leaf] = own
+
+    def load(self, vector: Tensor, buffers: Tensor, counters: list[Tensor]) -> None:
+        """Make the module one model: its parameters views of ``vector`` [D], its buffers copies of these."""
+        self.bind(vector)
+        self.load_buffers(buffers, counters)
+
+    def state_dict_of(self, vector: Tensor, buffers: Tensor, counters: list[Tensor]) -> dict[str, Tensor]:
+        """The module's state dict with these parameters [D] and buffers [B]; the module itself is left alone."""
+        floats = self.buffer_layout.views(buffers) if self._buffers else {}
+        values = {**self.layout.views(vector), **floats, **dict(zip(self._counters, counters, strict=True))}
+        own = {id(tensor): name for name, tensor in self._named_tensors() if name in values}
+        names = {name: own.get(id(tensor), "") for name, tensor in self._named_tensors(remove_duplicate=False)}
+        state: dict[str, Tensor] = self.module.state_dict()
+        return {name: values.get(names.get(name, ""), value) for name, value in state.items()}
+
+    def _named_tensors(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        yield from self.module.named_parameters(remove_duplicate=remove_duplicate)
+        yield from self.module.named_buffers(remove_duplicate=remove_duplicate)
 
     def converted(self, batch: Batch) -> Batch:
         """A batch in the precision's input type; nothing is walked through where it is that already."""
@@ -198,12 +207,14 @@ class ClientModel:
             if params is None:
                 loss = self.run_step(batch, step)
             else:
+                # One gradient with respect to the whole vector: what is detached gets zeros in it.
                 views = {
                     f"module.{name}": view.detach() if name in self._frozen else view
                     for name, view in self.layout.views(params).items()
                 }
                 loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
+                # Functions, since most terms read no parameters; features are copied, as the next pass replaces them.
                 own = self._joined_parameters if params is None else lambda: params
                 client = ClientStep(batch, anchor, dict(self._features), extras, own, self._forward, self.recorder.log)
                 for term in self._loss_terms:
@@ -235,6 +246,7 @@ class ClientModel:
                 f"The training step logs the Metric object {self.logged_metrics[0]!r}, which would also count the pass "
                 "of the frozen global model: log a number instead."
             )
+        # Not `eval()` and `train()`: parts that the user keeps in evaluation mode must stay in it.
         modes = [part for part in self._parts if part.training]
         for part in modes:
             part.training = False
@@ -246,7 +258,7 @@ class ClientModel:
                 else:
                     views = {f"module.{name}": view for name, view in self.layout.views(anchor).items()}
                     functional_call(self._wrapper, views, (batch, 0), tie_weights=self._is_tied)
-        except _AllFound:
+        except _AllFeaturesFound:
             pass
         finally:
             self._wanted = set()
@@ -273,7 +285,7 @@ class ClientModel:
         return as_scalar(loss, f"`{type(self.module).__name__}.training_step` must return a scalar loss")
 
     def probe(self, batch: Batch, key: Tensor) -> None:
-        """Take one training step on the side, to learn what the module does; leaves no trace.
+        """Take one training step on the side, to learn what the module does. Buffers and generators are put back.
 
         Args:
             batch: one client's batch.
@@ -286,6 +298,7 @@ class ClientModel:
             self.recorder.start()
             self.run_step(batch, 0)
         self.random_operations = random.draws > 0
+        # What `ClientRandom` has replaced leaves the global generator alone: who moves it all the same needs a seed.
         self.uses_global_generator = not torch.equal(state, torch.get_rng_state())
         self.changed_buffers = [n for n, b in self.module.named_buffers() if not torch.equal(b, buffers[n])]
         torch.set_rng_state(state)
@@ -309,6 +322,7 @@ class ClientModel:
         computed = {}
         for name, index in sorted(logged.items()):
             metric = self._metrics[index]
+            # One client's own metric must not wait for the other processes, which may have no such client.
             together = metric.distributed_available_fn
             metric.distributed_available_fn = together if gather is not None else lambda: False
             computed[name] = float(metric.compute())
@@ -317,14 +331,22 @@ class ClientModel:
         return computed
 
     def reset_metrics(self) -> None:
-        """Let the module's Metric objects start anew."""
+        """Reset the module's Metric objects."""
         self.recorder.metrics.clear()
         for metric in self._metrics:
             metric.reset()
 
+    def call_hook(self, name: str) -> dict[str, Tensor]:
+        """Call a hook of the module that takes no arguments; returns what it logs."""
+        with self.recording() as recorder:
+            recorder.start()
+            getattr(self.module, name)()
+            return dict(recorder.values)
+
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Redirect ``self.log`` of the module to the recorder."""
+        """Redirect ``self.log`` of the module to the recorder. May be nested."""
+        # In the instance's dict, which wins over the class: no module has to know of it.
         own = {name: self.module.__dict__.get(name) for name in ("log", "log_dict")}
         self.module.__dict__.update(log=self.recorder.log, log_dict=self.recorder.log_dict)
         try:
@@ -349,8 +371,8 @@ class ClientModel:
                 norm.train()
 
     @cached_property
-    def _wrapper(self) -> _TrainingStep:
-        return _TrainingStep(self)
+    def _wrapper(self) -> StepModule:
+        return StepModule(self.module, self.run_step)
 
     @cached_property
     def _takes_index(self) -> bool:
@@ -367,7 +389,7 @@ class ClientModel:
         def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             self._features[name] = output
             if self._wanted and self._wanted <= self._features.keys():
-                raise _AllFound  # nobody reads what the rest of the step would compute
+                raise _AllFeaturesFound  # nobody reads what the rest of the step would compute
 
         layer.register_forward_hook(keep)
 

@@ -25,14 +25,14 @@ ELEMENTWISE = (
     torch.optim.RMSprop,
     torch.optim.Rprop,
 )
-"""Optimizers that treat every entry alone: stepping [C, D] is then stepping C clients."""
+"""Optimizers that update every entry by itself, so that one step on [C, D] is a step of each of C clients."""
 
 
 def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedulerConfig]]:
-    """A fresh optimizer and its schedulers from ``module.configure_optimizers``, in any form Lightning documents.
+    """Build a fresh optimizer and its schedulers by ``module.configure_optimizers``, in any form Lightning documents.
 
     Raises:
-        ValueError: there is none, or more than one.
+        ValueError: there is no optimizer, more than one, or one that lfl cannot use.
     """
     configured = module.configure_optimizers()
     if configured is None:
@@ -51,22 +51,30 @@ def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedule
 
 
 def advance(config: LRSchedulerConfig, *metric: float) -> None:
-    """Step a scheduler, with the metric that it watches where it watches one."""
-    scheduler: Any = config.scheduler  # annotated as a union whose members' `step` differ
+    """Step a scheduler; ``metric`` is the value that it watches, if it watches one."""
+    scheduler: Any = config.scheduler  # its type is a union of classes whose `step` methods differ
     scheduler.step(*metric)
 
 
 def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> float:
-    """How far SGD with these settings moves under a constant unit gradient: ``||a||_1 * eta``.
+    """How far SGD moves a parameter if every gradient is 1: ``||a||_1 * eta``, without momentum ``len(rates) * lr``.
 
-    The scalar recursion of torch's SGD (momentum, dampening, Nesterov), over the learning rates of the steps taken.
-    ``len(rates) * lr`` without momentum.
+    Methods divide a client's movement by it, to get an average of the gradients that the client has seen.
+
+    Args:
+        groups: the optimizer's parameter groups, which have the same settings.
+        rates: the learning rate of each step taken.
     """
     group = next(iter(groups))
-    momentum, dampening, nesterov = group["momentum"], group["dampening"], group["nesterov"]
-    moved, velocity = 0.0, 0.0
+    momentum = group["momentum"]
+    dampening = group["dampening"]
+    nesterov = group["nesterov"]
+    moved = 0.0
+    velocity = 0.0
+    # A product, since a sum of equal numbers would be rounded at every step.
     if not momentum and len(set(rates)) <= 1:
         return len(rates) * rates[0] if rates else 0.0
+    # The same recursion as in torch's SGD, with gradients of 1. As there, the first step is not dampened.
     for step, rate in enumerate(rates):
         velocity = 1.0 if step == 0 else momentum * velocity + 1.0 - dampening
         moved += rate * (1.0 + momentum * velocity if nesterov else velocity if momentum else 1.0)
@@ -74,22 +82,27 @@ def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> floa
 
 
 class LocalOptimizer:
-    """A client's optimizer, fresh for every cohort, on the rows of ``values``.
+    """The local optimizer of a cohort: the user's torch optimizer, which steps the rows of ``values``.
 
-    The parameters of the user's optimizer are replaced by views of ``values`` [C, D]: neighbours that share a group are
-    one tensor, so that a step is a few operations however many layers there are. An optimizer that is not elementwise
-    keeps the module's own parameters and takes one client at a time.
+    The parameters of the user's optimizer are replaced by views of ``values`` [C, D]. Neighbouring parameters of one
+    group become one tensor, so a step takes few operations, however many layers the model has. An optimizer that is not
+    elementwise keeps the module's own parameters and trains one client at a time.
 
     Args:
         module: the model, whose parameters are views of ``values[0]``.
-        layout: where each parameter lies.
-        values: ``[C, D]``, or coordinates ``[C, R]``.
-        rates: learning rates of this round, one a group; None for the module's own.
-        in_coordinates: ``values`` are coordinates; weight decay then acts on the parameters, see ``weight_decay``.
-        trained: names of the parameters it moves; None for all.
+        layout: where each parameter lies in a vector [D].
+        values: the clients' parameters ``[C, D]``, or their coordinates ``[C, R]``.
+        rates: learning rate of each parameter group in this round; None for the module's own.
+        in_coordinates: whether ``values`` are coordinates. Weight decay is then left to the engine, which adds it to
+            the gradients of parameters (see ``weight_decay``).
+        trained: names of the parameters that the optimizer steps; None for all.
+
+    Attributes:
+        optimizer: the user's torch optimizer.
+        plain_rate: the learning rate, if a step is exactly ``values -= rate * gradients``; else None.
 
     Raises:
-        ValueError: the optimizer's groups differ, or it decays weights by itself, and ``values`` are coordinates.
+        ValueError: ``values`` are coordinates, and the optimizer's groups differ or it decays weights by itself.
     """
 
     def __init__(
@@ -103,8 +116,10 @@ class LocalOptimizer:
     ) -> None:
         self.optimizer, configs = build_optimizer(module)
         self._step_schedulers = [config for config in configs if config.interval == "step"]
-        self._values, self._layout = values, layout
-        self._rates_taken: list[float] = []
+        self._values = values
+        self._layout = layout
+        self._rates_taken: list[float] = []  # of this cohort's steps so far
+        # A fresh optimizer has the rates of the first round; `LearningRates` knows those of this round.
         for group, rate in zip(self.optimizer.param_groups, rates or (), strict=bool(rates)):
             group["lr"] = rate
         names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -112,7 +127,7 @@ class LocalOptimizer:
             [names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups
         ]
         self._decays = [float(group.get("weight_decay", 0.0)) for group in self.optimizer.param_groups]
-        # Views of `values` by parameter of the optimizer, so that rows can be narrowed and gradients assigned.
+        # Which columns of `values` each of the optimizer's parameters is: to give it its gradient, and to shorten it.
         self._spans: list[tuple[torch.nn.Parameter, slice]] = []
         self._stacked = in_coordinates or type(self.optimizer) in ELEMENTWISE
         if in_coordinates:
@@ -127,12 +142,12 @@ class LocalOptimizer:
             self._spans = [(parameters[n], layout.slices[n]) for n in moved]
             for group in self.optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if any(p is parameter for parameter, _ in self._spans)]
+        # Whether a single parameter holds all columns: a plain step is then one operation.
         self._is_whole = [span for _, span in self._spans] == [slice(0, values.shape[1])]
-        # The learning rate, if a step is nothing but `values -= rate * gradients`.
         self.plain_rate = self._find_plain_rate()
 
     def _find_plain_rate(self) -> float | None:
-        """The learning rate, if a step is nothing but ``values -= rate * gradients``."""
+        """The learning rate if every step is ``values -= rate * gradients``, with the same rate; else None."""
         groups = self.optimizer.param_groups
         if (
             not self.is_plain_sgd
@@ -147,21 +162,21 @@ class LocalOptimizer:
 
     @property
     def steps_module(self) -> bool:
-        """Whether it steps the module's own parameters, as an optimizer that is not elementwise does."""
+        """Whether it steps the module's own parameters, because it is not elementwise."""
         return not self._stacked
 
     @property
     def is_sgd(self) -> bool:
-        """Whether it is torch's SGD."""
+        """Whether the optimizer is torch's SGD."""
         return type(self.optimizer) is torch.optim.SGD
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether it is SGD without momentum: movement is minus the learning rate times the sum of the gradients."""
+        """Whether the optimizer is SGD without momentum: it moves by minus the rate times the sum of the gradients."""
         return self.is_sgd and not any(group["momentum"] for group in self.optimizer.param_groups)
 
     def weight_decay(self) -> Tensor | None:
-        """The coupled weight decay of every parameter [D], None where there is none."""
+        """The coupled weight decay of every parameter [D]; None if there is none."""
         if not any(self._decays):
             return None
         decay = torch.zeros(self._layout.dim, dtype=self._values.dtype, device=self._values.device)
@@ -171,10 +186,13 @@ class LocalOptimizer:
         return decay
 
     def movement_scales(self, num_steps: list[int]) -> list[float]:
-        """``||a||_1 * eta`` for clients that took ``num_steps`` steps.
+        """``movement_scale`` of each client, given its number of steps in the round.
+
+        Args:
+            num_steps: number of steps of each client [C].
 
         Raises:
-            ValueError: the optimizer is not SGD, or its groups differ.
+            ValueError: the optimizer is not SGD, its groups differ, it maximizes, or the rates are not known yet.
         """
         groups = self.optimizer.param_groups
         if any(group.get("maximize") for group in groups):
@@ -187,6 +205,7 @@ class LocalOptimizer:
                 f"This method divides a client's movement by its learning rate, which needs SGD with one set of "
                 f"settings; the optimizer is {type(self.optimizer).__name__} with {len(groups)} group(s)."
             )
+        # May be called before or after the steps. Those to come have the current rate, unless a scheduler changes it.
         missing = max(num_steps) - len(self._rates_taken)
         if missing > 0 and self._step_schedulers:
             raise ValueError(
@@ -197,19 +216,21 @@ class LocalOptimizer:
         return [scales[steps] for steps in num_steps]
 
     def restart(self, values: Tensor) -> bool:
-        """Go on as a fresh optimizer of other rows; False where that needs a new object, because it has a state."""
+        """Reuse this optimizer for the rows of another cohort; False if it is stateful and must be rebuilt."""
         if self.plain_rate is None or values.shape[1] != self._values.shape[1]:
             return False
-        self._values, self._rates_taken = values, []
+        self._values = values
+        self._rates_taken = []
         return True
 
     def narrow(self, active: int) -> None:
-        """Go on with the first ``active`` clients; the others' values and state stay as they are."""
-        if self.plain_rate is not None:
+        """Step only the first ``active`` clients from now on; the others' values and state stay as they are."""
+        if self.plain_rate is not None:  # `step` itself takes as many rows as there are gradients
             return
         for parameter, span in self._spans:
             if not self._stacked or len(parameter) == active:
                 continue
+            # The parameter object stays, since the optimizer finds its state by it; its data and state get shorter.
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -217,15 +238,15 @@ class LocalOptimizer:
             parameter.data = self._values[:active, span]
 
     def take_plain_step(self) -> float:
-        """Count a step that somebody else makes, and say its rate."""
+        """Record a plain step that was taken outside of this optimizer; returns its learning rate."""
         assert self.plain_rate is not None
         self._rates_taken.append(self.plain_rate)
         return self.plain_rate
 
     def step(self, gradients: Tensor) -> None:
-        """One step on ``gradients`` [A, D], A the clients still active."""
+        """Take a step with the gradients [A, D], or [A, R], of the A clients that are still training."""
         if self.plain_rate is not None:
-            # What torch's SGD does, to the bit, without its bookkeeping; it matters where a step takes microseconds.
+            # Exactly what torch's SGD computes, without its overhead, which matters for steps of microseconds.
             self.take_plain_step()
             values = self._values[: gradients.shape[0]]
             if self._is_whole:
@@ -236,6 +257,7 @@ class LocalOptimizer:
             return
         for parameter, span in self._spans:
             gradient = gradients[:, span]
+            # A parameter of the module itself has its own shape instead of [1, size].
             parameter.grad = gradient if parameter.shape == gradient.shape else gradient.reshape(parameter.shape)
         self._rates_taken.append(float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
@@ -243,7 +265,13 @@ class LocalOptimizer:
             advance(config)
 
     def _replace(self, group: dict[str, Any], spans: list[slice], initial: dict[str, Any]) -> None:
-        """Let ``group`` step views of ``values``; ``initial`` is the state its parameters were built with."""
+        """Replace the parameters of a group by views of ``values``.
+
+        Args:
+            group: parameter group of the optimizer.
+            spans: columns of ``values``, a slice for each new parameter.
+            initial: state that the group's old parameters were built with: entries [D] by name.
+        """
         for parameter in group["params"]:
             self.optimizer.state.pop(parameter, None)
         group["params"] = []
@@ -252,11 +280,17 @@ class LocalOptimizer:
             group["params"].append(parameter)
             self._spans.append((parameter, span))
             for key, value in initial.items():
-                own = value[span].expand_as(parameter) if isinstance(value, Tensor) and value.dim() else value
-                self.optimizer.state[parameter][key] = own.clone() if isinstance(own, Tensor) else own
+                # Every client starts with the same entries. Counters without dimensions are shared by all clients.
+                entry = value[span].expand_as(parameter) if isinstance(value, Tensor) and value.dim() else value
+                self.optimizer.state[parameter][key] = entry.clone() if isinstance(entry, Tensor) else entry
 
     def _initial_state(self, group: dict[str, Any], members: list[str]) -> dict[str, Any]:
-        """The state some optimizers (Adagrad) fill when they are built: entries over the whole vector [D]."""
+        """The state that some optimizers (Adagrad) have when they are built, as entries [D] by name.
+
+        Args:
+            group: parameter group of the optimizer.
+            members: names of its parameters.
+        """
         initial: dict[str, Any] = {}
         trained = [p for p in group["params"] if p.requires_grad]
         for name, parameter in zip(members, trained, strict=True):
@@ -270,6 +304,11 @@ class LocalOptimizer:
         return initial
 
     def _use_coordinates(self) -> None:
+        """Let a single group step all coordinates, since a coordinate does not belong to any one parameter.
+
+        Raises:
+            ValueError: the optimizer cannot run on coordinates, because it treats parameters differently.
+        """
         groups = self.optimizer.param_groups
         ignored = {"params", "weight_decay"}
         settings = [{k: v for k, v in group.items() if k not in ignored} for group in groups]
@@ -281,7 +320,7 @@ class LocalOptimizer:
             raise ValueError(
                 "On subspace coordinates all parameter groups must share their settings (but weight_decay)."
             )
-        # Adam's groups say it since torch 2.7; before, AdamW was a class of its own.
+        # Since torch 2.7, Adam's groups have an entry for it, which AdamW sets; before, AdamW was a separate class.
         is_decoupled = isinstance(self.optimizer, torch.optim.AdamW) or groups[0].get("decoupled_weight_decay", False)
         if any(self._decays) and is_decoupled:
             raise ValueError(
@@ -289,7 +328,7 @@ class LocalOptimizer:
                 "coordinates; set weight_decay to 0 or use an optimizer with coupled weight decay."
             )
         for group in groups:
-            group["weight_decay"] = 0.0
+            group["weight_decay"] = 0.0  # `_decays` has it, for the engine; see `weight_decay`
         if any(self._initial_state(group, names) for group, names in zip(groups, self._names, strict=True)):
             raise ValueError(
                 f"{type(self.optimizer).__name__} starts with a state of its own, one entry a parameter, "

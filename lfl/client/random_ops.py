@@ -1,8 +1,8 @@
-"""Random operations inside a client's loss, drawn from the client's own key.
+"""Random operations inside a client's loss, such as dropout, computed from the client's own key.
 
-torch's dropout draws from one global stream: its masks would depend on who is trained together. Under this mode the
-random operations of torch are computed from a key by ``lfl.randomness`` instead, on one client or, under vmap, on
-a cohort with a key each; the numbers are the same.
+torch draws dropout masks from one global generator, so they would depend on which clients are trained together. In the
+mode ``ClientRandom``, torch's random operations are computed from a key by ``lfl.randomness``. One client trained alone
+and a cohort trained under vmap, with a key per client, get the same numbers.
 """
 
 import math
@@ -20,20 +20,30 @@ NextKey = Callable[[], Tensor]
 
 
 class ClientRandom(TorchFunctionMode):
-    """Draws dropout masks and random tensors from ``key`` (a 64-bit integer tensor, 0-d) and the number of the draw."""
+    """Context in which torch's random operations are computed from a key and the number of the draw.
+
+    Args:
+        key: the client's key for a step, a 64-bit integer without dimensions.
+
+    Attributes:
+        draws: number of draws so far.
+    """
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
-        self._key, self.draws = key, 0
+        self._key = key
+        self.draws = 0
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Functions that are not in the table, such as the in-place `normal_`, still draw from the global generator.
+        # `ClientModel.probe` notices that, and such a module is trained one client at a time.
         replacement = _REPLACEMENTS.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
         return replacement(self.next_key, *args, **(kwargs or {}))
 
     def next_key(self) -> Tensor:
-        """The key of the next draw."""
+        """The key of the next draw; each draw has its own, so that two dropout layers have different masks."""
         self.draws += 1
         return fold(self._key, self.draws)
 
@@ -45,20 +55,21 @@ def _dropout(key: NextKey, input: Tensor, p: float = 0.5, training: bool = True,
 def _feature_dropout(
     key: NextKey, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
-    """Whole channels are dropped: the mask is [N, C, 1, ...]."""
+    """Dropout of whole channels: the mask is (examples, channels, 1, ...)."""
     return _drop(key, input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)
 
 
 def _drop(key: NextKey, input: Tensor, shape: tuple[int, ...], p: float, training: bool) -> Tensor:
     if not training or p == 0.0:
         return input
-    if p == 1.0:
+    if p == 1.0:  # as torch does; the division below would give 0 / 0
         return input * 0.0
     keep = uniform(key(), math.prod(shape)).reshape(shape) >= p
     return input * (keep.to(input.dtype) / (1.0 - p))
 
 
 def _shape(size: Any) -> tuple[int, ...]:
+    """The shape of ``torch.rand``'s arguments, which may be ``(2, 3)`` or ``2, 3``."""
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
 
 
@@ -93,7 +104,9 @@ def _uniform(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> T
 
 
 def _normal(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
-    """Box-Muller."""
+    """Draw standard normal numbers, by the transformation of Box and Muller."""
+    # The logarithm is taken of 1 - u, which is never 0, while u may be. In float64, whatever the type of the result:
+    # 1 - u of float32 numbers has gaps of 6e-8, which would cut off the tail of the distribution.
     count = math.prod(shape)
     first, second = uniform(key(), 2 * count, torch.float64).split(count, dim=-1)
     drawn: Tensor = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()

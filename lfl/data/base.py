@@ -1,4 +1,4 @@
-"""What a round needs to know of the data; the contract between data modules and the training engine."""
+"""The contract between data modules and the training engine: how clients' examples are found and batched."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -11,19 +11,19 @@ from torch import Tensor
 from lfl.data.partition import Partition
 
 Batch: TypeAlias = tuple[Tensor, ...]
-"""(inputs, targets, ...), each with the leading dimensions of the positions that were asked for."""
+"""A tuple (inputs, targets, ...); each tensor's first dimensions are those of the positions that were asked for."""
 
 
 class FederatedData(LightningDataModule, ABC):
-    """Base of the data modules that serve clients; its Lightning side serves the pooled data to `lightning.Trainer`.
+    """Base class of data modules for federated training; with Lightning's own trainer they serve the pooled data.
 
-    A subclass sets the attributes below, the last of them in ``setup``, and implements the abstract methods and
-    Lightning's loaders. An example's address is its position in the (training or test) data set.
+    A subclass sets the attributes below (``partition`` in ``setup``), and implements the abstract methods and
+    Lightning's dataloaders. An example is identified by its position in the training or test set.
 
     Attributes:
-        num_clients: N.
-        batch_size: examples of one client in one step.
-        num_classes: number of classes, 0 for a regression.
+        num_clients: number of clients in the federation (N).
+        batch_size: number of examples of one client in one step.
+        num_classes: number of classes; 0 for regression.
         partition: which client has which examples.
     """
 
@@ -34,24 +34,28 @@ class FederatedData(LightningDataModule, ABC):
 
     @property
     def client_sizes(self) -> Tensor:
-        """Training examples of each client, [N] int64."""
+        """Number of training examples of each client, [N] int64."""
         return self.partition.sizes
 
     @property
     def client_test_sizes(self) -> Tensor:
-        """Test examples of each client, [N] int64; a client may have none."""
+        """Number of test examples of each client, [N] int64; a client may have none."""
         return self.partition.test_sizes
 
     def client_indices(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the training examples of clients ``ids`` [C]: [C, n_max] padded with 0, and sizes [C]."""
+        """Positions of the training examples of clients ``ids`` [C].
+
+        Returns:
+            Positions [C, n_max], padded with 0, and the number of examples of each client [C].
+        """
         return self.partition.train.padded(ids)
 
     def client_test_indices(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the test examples of clients ``ids`` [C]: [C, n_max] padded with 0, and sizes [C]."""
+        """Positions of the test examples of clients ``ids`` [C]; otherwise like ``client_indices``."""
         return self.partition.test.padded(ids)
 
     def describe(self) -> dict[str, int | float | str]:
-        """Facts for the log, one line each."""
+        """Facts about the data for the log, by name."""
         sizes = self.partition.sizes
         return {
             "clients": self.num_clients,
@@ -66,29 +70,29 @@ class FederatedData(LightningDataModule, ABC):
     @property
     @abstractmethod
     def has_random_transforms(self) -> bool:
-        """Whether ``gather`` needs keys."""
+        """Whether the training transforms are random, so that ``gather`` needs keys."""
 
     @abstractmethod
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Moves what is in memory to ``device``, floating-point numbers to ``dtype``; again is no harm."""
+        """Moves the data in memory to ``device`` and floating-point numbers to ``dtype``; may be called again."""
 
     @abstractmethod
     def gather(self, indices: Tensor, keys: Tensor | None = None) -> Batch:
-        """A training batch for C clients.
+        """Make a training batch for C clients.
 
         Args:
             indices: positions in the training set, (clients, examples) int64.
-            keys: one int64 key for each example, of the same shape: all that augmentation may depend on. None will do
-                unless ``has_random_transforms``.
+            keys: one int64 key for each example, of the same shape. Random transforms may depend on nothing else. May
+                be None unless ``has_random_transforms``.
 
         Returns:
-            Inputs, targets (and what else the data has), each (clients, examples, ...), on the device of ``place``.
+            Inputs, targets and whatever else the data has, each (clients, examples, ...), on the device of ``place``.
         """
 
     @abstractmethod
     def batches(self, plan: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Batch]:
-        """``gather`` for each (indices, keys) of ``plan``, in order; data that is read from disk is read ahead."""
+        """Make the batch of each (indices, keys) of ``plan``, in order; data that is on disk is read ahead."""
 
     @abstractmethod
     def gather_test(self, indices: Tensor) -> Batch:
-        """Test examples at ``indices`` (clients, examples), as ``gather`` gives training examples."""
+        """Make a batch of the test examples at ``indices`` (clients, examples), as ``gather`` does for training."""

@@ -1,4 +1,4 @@
-"""One data set plus a partitioner: the data of N clients."""
+"""The data module of a federation: one data set, split among N clients by a partitioner."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,33 +19,34 @@ from lfl.data.stores import Loader, Store, make_store
 from lfl.data.transforms import BatchTransform
 from lfl.randomness import client_keys, generator
 
-# Defaults that the command line can print, and change in part (`--data.partitioner.alpha 0.1`).
+# Lazy instances, because of which the command line can print the defaults and change them in part
+# (`--data.partitioner.alpha 0.1`).
 _SOURCE: Source = lazy_instance(MNIST5000)
 _PARTITIONER: Partitioner = lazy_instance(DirichletPartitioner)
 
 
 class FederatedDataModule(FederatedData):
-    """Splits a data set among clients; `lightning.Trainer` sees the same data pooled.
+    """Splits a data set among clients. Lightning's own trainer sees the same data as one pool.
 
-    Data in memory is held once, as tensors, on the device that ``place`` names, and a batch is an index gather.
-    Transforms in front of the first random one are applied once to the whole set.
+    Data that is in memory is kept once, as tensors on the training device. Transforms before the first random one are
+    applied once, to the whole set.
 
     Args:
         source: where the examples come from.
-        partitioner: how the training set is dealt to clients. Each client's test set follows its own mix of classes.
-        num_clients: N, at most the number of training examples.
-        batch_size: examples of one client in one step (of one process in one step, when trained centrally).
-        eval_batch_size: examples at a time in validation, testing and prediction; changes nothing but memory and speed.
-        val_fraction: share of the training examples, drawn before partitioning, that is held out for validation, from
-            0 to below 1. With 0 nothing is held out, and validation uses the test set.
-        train_transforms: of training batches, in order.
-        test_transforms: of validation and test batches, in order; none may be random.
-        seed: of the held-out examples, the partition, and the order and augmentation in central training.
-        partition_path: a file written by ``Partition.save``, used instead of `partitioner`.
-        num_workers: processes that read ahead, for data that is not in memory.
+        partitioner: how training examples are dealt to clients; a client's test examples follow its mix of classes.
+        num_clients: number of clients in the federation (N), at most the number of training examples.
+        batch_size: examples of one client in one step; in central training, of one process in one step.
+        eval_batch_size: examples per batch of validation, testing and prediction; affects memory and speed only.
+        val_fraction: share of the training examples held out for validation before partitioning, from 0 to below 1.
+            With 0, validation uses the test set.
+        train_transforms: transforms of training batches, in order.
+        test_transforms: transforms of validation and test batches, in order; none may be random.
+        seed: seed of the validation examples, the partition, and the order and augmentation in central training.
+        partition_path: file written by ``Partition.save``, used instead of ``partitioner``.
+        num_workers: number of processes that read ahead; for data that is not in memory.
 
     Raises:
-        ValueError: a value is out of range, or there is a random transform for testing.
+        ValueError: a value is out of range, or a test transform is random.
 
     Example:
         >>> from lfl.data import Digits, IIDPartitioner
@@ -72,7 +73,7 @@ class FederatedDataModule(FederatedData):
         num_workers: NonNegativeInt = 0,
     ) -> None:
         super().__init__()
-        # From Python the lazy defaults would lack their attributes: real ones take their place.
+        # The command line makes real objects of lazy instances; from Python they have no attributes yet.
         self.source: Source = MNIST5000() if source is _SOURCE else source
         self.partitioner: Partitioner = DirichletPartitioner() if partitioner is _PARTITIONER else partitioner
         self.num_clients = num_clients
@@ -85,8 +86,8 @@ class FederatedDataModule(FederatedData):
         self.partition_path = partition_path
         self.num_workers = num_workers
         self.num_classes = self.source.num_classes
-        self._passes = 0
-        self._stores: dict[str, Store] = {}
+        self._passes = 0  # over the pooled data, without a trainer to count epochs
+        self._stores: dict[str, Store] = {}  # train, test and val; made in `setup`
         self._check_settings()
 
     @override
@@ -96,11 +97,11 @@ class FederatedDataModule(FederatedData):
 
     @override
     def setup(self, stage: str | None = None) -> None:
-        """Loads and partitions the data, once; ``stage`` makes no difference.
+        """Loads and partitions the data, once for all stages.
 
         Raises:
-            FileNotFoundError: the data or the saved partition is not there.
-            ValueError: the partition cannot be made, or the saved one is of other data.
+            FileNotFoundError: the data or the saved partition is missing.
+            ValueError: the partition cannot be made, or the saved one belongs to other data.
         """
         del stage
         if self._stores:
@@ -108,7 +109,10 @@ class FederatedDataModule(FederatedData):
         self.source.check()
         train, test = self.source.load()
         held_out, kept = self._hold_out(num_examples(train))
-        self.partition = self._load_partition(kept, test) if self.partition_path else self._make(train, kept, test)
+        if self.partition_path:
+            self.partition = self._load_partition(kept, test)
+        else:
+            self.partition = self._make_partition(train, kept, test)
         self._stores = {"train": self._store(train, self.train_transforms), "test": self._store(test)}
         self._stores["val"] = self._store(_subset(train, held_out)) if len(held_out) else self._stores["test"]
 
@@ -141,7 +145,7 @@ class FederatedDataModule(FederatedData):
 
     @override
     def train_dataloader(self) -> Loader:
-        """All clients' examples pooled, in a new order in each epoch; the ranks of a central trainer share them."""
+        """The examples of all clients as one pool, in a new order in each epoch; for central training."""
         share = math.ceil(int(self.client_sizes.sum()) / self._ranks()[1])
         return Loader(self._pooled_epoch, math.ceil(share / self.batch_size))
 
@@ -164,44 +168,54 @@ class FederatedDataModule(FederatedData):
     def _pooled_epoch(self) -> Iterator[Batch]:
         epoch = self.trainer.current_epoch if isinstance(self.trainer, Trainer) else self._passes
         self._passes += 1
+        # Sorted, so that the order of central training does not depend on the partition.
         pool = self.partition.train.indices.sort().values
         order = pool[torch.randperm(len(pool), generator=generator(self.seed, "central", epoch))]
         rank, world_size = self._ranks()
-        # As in torch's DistributedSampler: the first examples come twice where ranks would differ in length.
+        # As in torch's DistributedSampler: all processes need the same number of batches, or the last collective
+        # operation would hang, so the first examples are used twice where the pool cannot be shared equally.
         share = order[torch.arange(rank, math.ceil(len(order) / world_size) * world_size, world_size) % len(order)]
         chunks = torch.split(share, self.batch_size)
         return self.batches((chunk, client_keys(chunk, self.seed, "central", epoch)) for chunk in chunks)
 
     def _ranks(self) -> tuple[int, int]:
+        """Rank and number of the processes of a central trainer."""
+        # lfl's own trainer deals clients to its processes, not examples: there, this process is the only one.
         trainer = self.trainer
         return (trainer.global_rank, trainer.world_size) if isinstance(trainer, Trainer) else (0, 1)
 
     def _hold_out(self, count: int) -> tuple[Tensor, Tensor]:
-        """Positions held out for validation and positions kept, both ascending."""
+        """Split the positions 0..count-1 into those held out for validation and those kept, both ascending."""
         if not self.val_fraction:
             return torch.empty(0, dtype=torch.int64), torch.arange(count)
         order = torch.randperm(count, generator=generator(self.seed, "validation"))
-        number = round(self.val_fraction * count)
-        if not 0 < number < count:
-            raise ValueError(f"`val_fraction={self.val_fraction}` of {count} training examples is {number} examples.")
-        return order[:number].sort().values, order[number:].sort().values
+        num_held_out = round(self.val_fraction * count)
+        if not 0 < num_held_out < count:
+            raise ValueError(
+                f"`val_fraction={self.val_fraction}` of {count} training examples is {num_held_out} examples."
+            )
+        return order[:num_held_out].sort().values, order[num_held_out:].sort().values
 
-    def _make(self, train: Data, kept: Tensor, test: Data) -> Partition:
-        targets, groups = targets_of(train), groups_of(train)
+    def _make_partition(self, train: Data, kept: Tensor, test: Data) -> Partition:
+        """Deal the examples at positions ``kept`` of the training set, and all test examples, to the clients."""
+        targets = targets_of(train)
+        groups = groups_of(train)
         kept_groups = None if groups is None else groups[kept]
         dealt = self.partitioner.split(targets[kept], kept_groups, self.num_clients, self.seed)
+        # The partitioner sees the kept examples only: its positions are translated into those of the whole set.
         sets = IndexSets(kept[dealt.indices], dealt.offsets)
         return Partition(sets, match_label_mix(sets, targets, targets_of(test), self.seed))
 
     def _load_partition(self, kept: Tensor, test: Data) -> Partition:
+        """Load the saved partition, and check that it deals exactly the examples that this data has."""
         partition = Partition.load(str(self.partition_path))
         if partition.num_clients != self.num_clients:
             raise ValueError(
                 f"`partition_path={self.partition_path!r}` is for {partition.num_clients} clients, but "
                 f"`num_clients={self.num_clients}`: set it to {partition.num_clients} or take another file."
             )
-        parts = (("training", partition.train, kept), ("test", partition.test, torch.arange(num_examples(test))))
-        for name, sets, positions in parts:
+        expected = (("training", partition.train, kept), ("test", partition.test, torch.arange(num_examples(test))))
+        for name, sets, positions in expected:
             if not torch.equal(sets.indices.sort().values, positions):
                 raise ValueError(
                     f"`partition_path={self.partition_path!r}` deals {len(sets.indices)} {name} examples, but not the "

@@ -1,14 +1,12 @@
-"""Ways to deal a training set to clients, each the variant of a published one that its docstring names.
+"""Partitioners deal a training set to clients, each as in the publication that its docstring names.
 
-A partitioner answers one question, "whose is example j?", so that client sets are disjoint and cover the data by
-construction. Proportions are turned into whole examples by systematic sampling: the examples stand in a row in random
-order, and client i takes the stretch that its share marks, from a random starting point. Each gets its quota rounded
-up or down, and its quota on average.
+A partitioner answers one question, "which client has example j?", so the clients' sets are disjoint and cover the data
+by construction. Shares of clients are turned into whole examples by systematic sampling (``deal_by_shares``): each
+client gets its share rounded up or down, and exactly its share on average.
 """
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +15,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.data.partition import IndexSets
+from lfl.data.sampling import ExamplesByClass, compact_labels, deal_by_shares
 from lfl.randomness import derive_seed, generator
 
-_HOPELESS = 100  # clients that a draw leaves with too few examples: the draws after it are spared
+_HOPELESS = 100  # if a draw leaves more clients than this with too few examples, no other draw is tried
 
 
 class Partitioner(ABC):
-    """Base of the partitioners; a subclass implements ``assign`` and nothing else.
+    """Base class of partitioners; a subclass implements ``assign`` and nothing else.
 
     Example:
         >>> sets = IIDPartitioner().split(torch.zeros(10), None, num_clients=4, seed=0)
@@ -33,20 +32,23 @@ class Partitioner(ABC):
 
     @abstractmethod
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
-        """The client of each training example, [n] int64 in 0..num_clients-1.
+        """Choose the client of each training example.
 
         Args:
-            targets: the examples' targets, (n, ...); class labels are [n] of an integer type.
-            groups: natural ids (writers, users), [n] int64, or None where the data has none.
-            num_clients: N, at most n.
-            seed: two calls with the same arguments return the same.
+            targets: target of each example, (n, ...); class labels are [n] of an integer type.
+            groups: natural group (writer, user) of each example, [n] int64; None if the data has no groups.
+            num_clients: number of clients (N), at most n.
+            seed: seed of all draws: equal arguments give equal results.
+
+        Returns:
+            The client of each example, [n] int64 in 0..num_clients-1.
         """
 
     def split(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> IndexSets:
-        """Each client's set of examples: disjoint, covering, none empty. Arguments as in ``assign``.
+        """Deal the examples to clients; every client gets at least one. The arguments are those of ``assign``.
 
         Raises:
-            ValueError: there are more clients than examples, or ``assign`` left a client without any.
+            ValueError: there are more clients than examples, or ``assign`` left a client without examples.
         """
         if not 1 <= num_clients <= len(targets):
             raise ValueError(
@@ -64,33 +66,34 @@ class Partitioner(ABC):
 
 
 class IIDPartitioner(Partitioner):
-    """Examples dealt uniformly at random, sizes equal to within one (McMahan et al. 2017, section 3, "IID")."""
+    """Deals examples uniformly at random; sizes differ by at most one (McMahan et al. 2017, section 3, "IID")."""
 
     @override
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
         del groups
+        # Example j has a random place among n; the n places are cut into N stretches of equal length.
         order = torch.randperm(len(targets), generator=generator(seed, "iid"))
         return order * num_clients // len(targets)
 
 
 class DirichletPartitioner(Partitioner):
-    """Label skew: each class is divided among the clients by proportions drawn from a Dirichlet distribution.
+    """Label skew: each class is divided among the clients by shares drawn from a Dirichlet distribution.
 
     For each class k, p_k ~ Dir(alpha, ..., alpha) over the N clients, and client i gets the share p_ki of the class:
     Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; with
-    ``balanced`` as in the code of Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022. Both the mix and
-    the number of examples differ among clients. (Hsu et al. 2019 draw a mix for each client instead, at equal sizes:
-    another variant.) All proportions are drawn again until every client has ``min_size`` examples; a draw that leaves
-    more than a hundred clients short ends the search, for the next one would not do better.
+    ``balanced`` as in the code of Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022. Both the mix of
+    classes and the number of examples differ among clients. (Another variant, Hsu et al. 2019, draws a mix for each
+    client, and all clients have equally many examples.) All shares are drawn again until every client has ``min_size``
+    examples. If a draw leaves more than a hundred clients with fewer, the search ends, since no draw would succeed.
 
     Args:
-        alpha: concentration, positive: small means few classes a client, large means IID.
-        min_size: examples that the smallest client must have, at least 1; Li et al. use 10.
-        max_tries: draws before giving up.
-        balanced: a client that has n / N examples already gets nothing of the classes that follow.
+        alpha: concentration, positive; small means few classes per client, large means IID.
+        min_size: number of examples that every client must have, at least 1; Li et al. use 10.
+        max_tries: number of draws before giving up.
+        balanced: a client that already has n / N examples gets nothing of the remaining classes.
 
     Raises:
-        ValueError: a setting is out of range, the targets are no class labels, or ``max_tries`` draws were in vain.
+        ValueError: a setting is out of range, the targets are not class labels, or no draw succeeded.
     """
 
     def __init__(
@@ -123,7 +126,8 @@ class DirichletPartitioner(Partitioner):
             if not short:
                 return owners
             best = max(best, int(sizes.min()))
-            # Clients' sizes are all but independent: none short where 100 are expected has a chance of e^-100.
+            # The sizes of clients are almost independent: if 100 clients are expected to have too few examples, the
+            # probability that none has is about e^-100.
             if short > _HOPELESS:
                 break
         raise ValueError(
@@ -134,40 +138,46 @@ class DirichletPartitioner(Partitioner):
         )
 
     def _draw(self, labels: Tensor, num_clients: int, seed: int) -> Tensor:
+        """Draw all shares once, and deal the examples by them; returns the client of each example [n]."""
         rng = np.random.default_rng(seed)
-        rows = _ByClass.shuffled(labels, generator(seed, "order"))
-        owners, sizes = torch.empty_like(labels), torch.zeros(num_clients, dtype=torch.int64)
-        for members in torch.split(rows.order, rows.counts.tolist()):
+        by_class = ExamplesByClass.shuffled(labels, generator(seed, "order"))
+        owners = torch.empty_like(labels)
+        sizes = torch.zeros(num_clients, dtype=torch.int64)
+        for members in torch.split(by_class.order, by_class.counts.tolist()):
             log_shares = self._log_gamma(rng, num_clients)
             if self.balanced:
+                # Some client stays: as long as examples are left, somebody has fewer than n / N.
                 log_shares[sizes * num_clients >= len(labels)] = -math.inf
-            owners[members] = dealt = _deal(log_shares.softmax(0), len(members), rng.random())
+            # Gamma variates divided by their sum are a Dirichlet variate; `softmax` divides, given their logarithms.
+            owners[members] = dealt = deal_by_shares(log_shares.softmax(0), len(members), rng.random())
             sizes += torch.bincount(dealt, minlength=num_clients)
         return owners
 
     def _log_gamma(self, rng: np.random.Generator, count: int) -> Tensor:
-        """Logarithms of Gamma(alpha) variates; normalised, they are Dirichlet.
+        """Draw the logarithms of Gamma(alpha) variates [count].
 
-        G(alpha) = G(alpha + 1) * U^(1/alpha) in distribution. In logarithms nothing underflows for a small alpha, where
-        numpy's own Dirichlet divides 0 by 0.
+        G(alpha) = G(alpha + 1) * U^(1/alpha) in distribution, U uniform. For a small alpha the variates underflow to 0,
+        and numpy's own Dirichlet divides 0 by 0; their logarithms do not.
         """
+        # `log1p(-u)` is log U with U = 1 - u in (0, 1], since u may be 0.
         boosted = np.log(rng.standard_gamma(self.alpha + 1, count))
         return torch.from_numpy(boosted + np.log1p(-rng.random(count)) / self.alpha)
 
 
 class ClassesPerClientPartitioner(Partitioner):
-    """Label skew: each client has examples of exactly so many classes.
+    """Label skew: each client has examples of exactly k classes.
 
-    The "#C = k" partition of Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, section IV-B: clients
-    that hold a class share its examples equally. Where they draw the classes of a client independently, ours are dealt
-    from shuffled decks, so that each class has the same number of holders, to within one in the last deck.
+    The "#C = k" partition of Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, section IV-B: the
+    clients that have a class share its examples equally. Li et al. draw the classes of each client independently. Here
+    they are dealt from shuffled decks of classes, so that all classes have equally many clients (the last deck may be
+    used in part).
 
     Args:
-        classes_per_client: k, at least 1 and at most the number of classes in the data.
+        classes_per_client: number of classes of each client (k), from 1 to the number of classes in the data.
 
     Raises:
-        ValueError: k is out of range, some class would have no holder (N k below the number of classes) or fewer
-            examples than holders, or the targets are no class labels.
+        ValueError: k is out of range, a class would have no client (N k is below the number of classes) or fewer
+            examples than clients, or the targets are not class labels.
     """
 
     def __init__(self, classes_per_client: PositiveInt = 2) -> None:
@@ -179,24 +189,28 @@ class ClassesPerClientPartitioner(Partitioner):
         del groups
         labels = _class_labels(targets, self)
         draws = generator(seed, "classes_per_client")
-        rows = _ByClass.shuffled(labels, draws)
-        held = self._classes_of_clients(num_clients, len(rows.counts), draws)
-        slots = _ByClass.shuffled(held.flatten(), draws)
-        if bool((slots.counts > rows.counts).any()):
-            worst = int((slots.counts - rows.counts).argmax())
+        by_class = ExamplesByClass.shuffled(labels, draws)
+        held = self._classes_of_clients(num_clients, len(by_class.counts), draws)
+        # Client i has the slots i k to i k + k - 1, one for each of its classes: here they are sorted by class.
+        slots = ExamplesByClass.shuffled(held.flatten(), draws)
+        if bool((slots.counts > by_class.counts).any()):
+            worst = int((slots.counts - by_class.counts).argmax())
             raise ValueError(
                 f"`classes_per_client={self.classes_per_client}` with `num_clients={num_clients}` gives class "
-                f"{int(_compact(labels)[0][worst])} to {int(slots.counts[worst])} clients, but it has "
-                f"{int(rows.counts[worst])} training examples: lower one of the two."
+                f"{int(compact_labels(labels)[0][worst])} to {int(slots.counts[worst])} clients, but it has "
+                f"{int(by_class.counts[worst])} training examples: lower one of the two."
             )
-        # The r-th example of a class goes to its holder number r modulo the number of holders.
-        holder = slots.starts[rows.classes] + rows.ranks % slots.counts[rows.classes]
+        # The r-th example of a class goes to the slot number r modulo the number of slots of that class.
+        slot = slots.starts[by_class.classes] + by_class.ranks % slots.counts[by_class.classes]
         owners = torch.empty_like(labels)
-        owners[rows.order] = slots.order[holder] // self.classes_per_client
+        owners[by_class.order] = slots.order[slot] // self.classes_per_client
         return owners
 
     def _classes_of_clients(self, num_clients: int, num_classes: int, draws: torch.Generator) -> Tensor:
-        """[N, k]: windows of k that move along a shuffled circle of classes; a new circle once all windows align."""
+        """Choose the classes of each client, [N, k].
+
+        The classes stand in random order on a circle, the deck. Each client takes the next k of them.
+        """
         k = self.classes_per_client
         if k > num_classes:
             raise ValueError(f"`classes_per_client={k}` but the training set has {num_classes} classes: lower it.")
@@ -206,6 +220,8 @@ class ClassesPerClientPartitioner(Partitioner):
                 f"training set has {num_classes}, and each must have a holder: raise one of the two."
             )
         clients = torch.arange(num_clients)
+        # After this many clients the deck has been dealt a whole number of times, each class equally often, and a newly
+        # shuffled one takes its place.
         period = num_classes // math.gcd(num_classes, k)
         decks = torch.rand(-(-num_clients // period), num_classes, generator=draws).argsort(dim=1)
         places = (clients % period * k).unsqueeze(1) + torch.arange(k)
@@ -213,17 +229,17 @@ class ClassesPerClientPartitioner(Partitioner):
 
 
 class ShardPartitioner(Partitioner):
-    """Label skew: examples sorted by label, cut into equal shards, a few random shards a client.
+    """Label skew: the examples are sorted by label and cut into equal shards; each client gets a few random shards.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, section
-    3, "Non-IID": MNIST in 200 shards of 300, two for each of 100 clients. Shards are equal to within one example.
-    Within a label the order is random, where the paper's is the data set's.
+    3, "Non-IID": MNIST in 200 shards of 300, two for each of 100 clients. The sizes of shards differ by at most one.
+    Within a label the order is random, while the paper keeps the order of the data set.
 
     Args:
-        shards_per_client: at least 1; the paper's is 2.
+        shards_per_client: number of shards of each client, at least 1; 2 in the paper.
 
     Raises:
-        ValueError: there are more shards than examples, or the targets are no class labels.
+        ValueError: there are more shards than examples, or the targets are not class labels.
     """
 
     def __init__(self, shards_per_client: PositiveInt = 2) -> None:
@@ -243,19 +259,20 @@ class ShardPartitioner(Partitioner):
         draws = generator(seed, "shards")
         owner_of_shard = torch.randperm(num_shards, generator=draws) // self.shards_per_client
         owners = torch.empty_like(labels)
-        order = _ByClass.shuffled(labels, draws).order
+        order = ExamplesByClass.shuffled(labels, draws).order
         owners[order] = owner_of_shard[torch.arange(len(labels)) * num_shards // len(labels)]
         return owners
 
 
 class QuantitySkewPartitioner(Partitioner):
-    """Quantity skew: labels IID, numbers of examples log-normal.
+    """Quantity skew: labels are IID, and the number of examples of a client is log-normal.
 
-    Client i's share is exp(sigma z_i), z_i standard normal, as for the unbalanced data of Acar et al., "Federated
-    Learning Based on Dynamic Regularization", ICLR 2021. Each client gets one example first, and its share of the rest.
+    Client i's share is proportional to exp(sigma z_i), z_i standard normal, as for the unbalanced data of Acar et al.,
+    "Federated Learning Based on Dynamic Regularization", ICLR 2021. Each client first gets one example, and then its
+    share of the rest.
 
     Args:
-        sigma: standard deviation of the logarithm of a client's share, at least 0 (equal sizes); Acar et al. use 0.3.
+        sigma: standard deviation of the logarithm of a share, at least 0 (equal sizes); Acar et al. use 0.3.
     """
 
     def __init__(self, sigma: NonNegativeFloat = 0.3) -> None:
@@ -268,19 +285,21 @@ class QuantitySkewPartitioner(Partitioner):
         del groups
         rng = np.random.default_rng(derive_seed(seed, "quantity_skew"))
         shares = torch.from_numpy(self.sigma * rng.standard_normal(num_clients)).softmax(0)
-        dealt = _deal(shares, len(targets) - num_clients, rng.random())
+        dealt = deal_by_shares(shares, len(targets) - num_clients, rng.random())
+        # The first N places, one of each client, and then the dealt ones; the examples take the places at random.
         order = torch.randperm(len(targets), generator=generator(seed, "quantity_skew"))
         return torch.cat([torch.arange(num_clients), dealt])[order]
 
 
 class NaturalPartitioner(Partitioner):
-    """The data's own clients (writers, users, devices): no group is divided.
+    """Keeps natural groups of examples (writers, users, devices) together: no group is divided among clients.
 
-    With as many clients as groups, client i is the i-th group in the order of the ids, as in LEAF (Caldas et al.
-    2018). With fewer, shuffled groups are dealt in turn, and clients' numbers of groups differ by one at most.
+    With as many clients as groups, client i is the i-th group in ascending order of the ids, as in LEAF (Caldas et al.
+    2018). With fewer clients, the groups are shuffled and dealt in turn; the clients' numbers of groups differ by at
+    most one.
 
     Raises:
-        ValueError: the data has no groups, or fewer than clients.
+        ValueError: the data has no groups, or fewer groups than clients.
     """
 
     @override
@@ -288,7 +307,7 @@ class NaturalPartitioner(Partitioner):
         del targets
         if groups is None:
             raise ValueError("NaturalPartitioner needs data with groups (one id per example); this source has none.")
-        names, group = _compact(groups)
+        names, group = compact_labels(groups)
         if num_clients > len(names):
             raise ValueError(
                 f"`num_clients={num_clients}` but the data has {len(names)} natural groups, and NaturalPartitioner "
@@ -300,75 +319,45 @@ class NaturalPartitioner(Partitioner):
 
 
 def match_label_mix(train: IndexSets, targets: Tensor, test_targets: Tensor, seed: int) -> IndexSets:
-    """Deals a test set so that each client is tested on the mix of classes on which it was trained.
+    """Deal a test set so that each client is tested on the mix of classes on which it is trained.
 
-    Of each class, client i gets the share of the test examples that it has of the training examples, rounded up or down
-    at random (the share itself on average). A class that nobody trains on goes to all clients uniformly. Targets that
-    are no class labels count as a single class: then clients' test sets are as large as their training sets are.
+    A client that has a certain share of the training examples of a class gets the same share of the test examples of
+    that class, rounded up or down at random (exactly the share on average). Test examples of a class on which no client
+    trains go to clients at random. Targets that are not class labels count as one class: then the sizes of test sets
+    are proportional to those of training sets.
 
     Args:
-        train: the clients' training examples; some may belong to nobody.
-        targets: of the whole training set, (n, ...).
-        test_targets: of the test set, (m, ...).
-        seed: of the draws.
+        train: training examples of each client; some examples may belong to no client.
+        targets: targets of the whole training set, (n, ...).
+        test_targets: targets of the test set, (m, ...).
+        seed: seed of the draws.
 
     Returns:
-        Disjoint sets that cover 0..m-1. A client with few examples may have an empty one.
+        Disjoint sets that cover 0..m-1. A client with few training examples may have an empty set.
     """
     draws = generator(seed, "test_split")
     num_train = len(train.indices)
     labels = torch.cat([_labels_or_zeros(targets)[train.indices], _labels_or_zeros(test_targets)])
-    compact = _compact(labels)[1]
-    # Each class's training examples in a row, those of a client side by side, clients in random order.
+    compact = compact_labels(labels)[1]
+    # The training examples in one row, sorted by class, and within a class by client. Clients come in random order, so
+    # that rounding favours none of them.
     train_owners = train.owners
     place = torch.randperm(len(train), generator=draws)[train_owners]
     row = (compact[:num_train] * len(train) + place).argsort()
     num_classes = int(compact.max()) + 1
     counts = torch.bincount(compact[:num_train], minlength=num_classes)
-    tests = _ByClass.shuffled(compact[num_train:], draws, num_classes)
-    # The j-th test example of a class falls on the training example that stands at the same fraction of the row.
+    tests = ExamplesByClass.shuffled(compact[num_train:], draws, num_classes)
+    # Systematic sampling in each class: of its m_k test examples, the j-th is the point (j + start) / m_k of the
+    # class's stretch of the row, and goes to the client of the training example there. The limits are for points that
+    # are rounded up to the end of a stretch, and for empty stretches, of classes without training examples.
     start = torch.rand(num_classes, generator=draws, dtype=torch.float64)[tests.classes]
     count = counts[tests.classes]
     step = ((tests.ranks + start) / tests.counts[tests.classes] * count).long().clamp(max=num_train - 1)
     entry = (counts.cumsum(0) - counts)[tests.classes] + torch.minimum(step, (count - 1).clamp(min=0))
-    anyone = torch.randint(len(train), (len(test_targets),), generator=draws)
+    anyone = torch.randint(len(train), (len(test_targets),), generator=draws)  # for classes on which nobody trains
     owners = torch.empty(len(test_targets), dtype=torch.int64)
     owners[tests.order] = torch.where(count > 0, train_owners[row[entry.clamp(max=num_train - 1)]], anyone)
     return IndexSets.from_owners(owners, len(train))
-
-
-class _ByClass(NamedTuple):
-    """Examples sorted by class, in random order within each."""
-
-    order: Tensor  # [n] positions
-    classes: Tensor  # [n] index of the class of order[j]
-    ranks: Tensor  # [n] place of order[j] within its class
-    counts: Tensor  # [classes] examples of each class
-    starts: Tensor  # [classes] where a class begins in `order`
-
-    @classmethod
-    def shuffled(cls, labels: Tensor, draws: torch.Generator, num_classes: int | None = None) -> "_ByClass":
-        """Classes are numbered as they occur, sorted, or are 0..num_classes-1 where that is given."""
-        classes = _compact(labels)[1] if num_classes is None else labels
-        counts = torch.bincount(classes, minlength=num_classes or 0)
-        starts = counts.cumsum(0) - counts
-        shuffle = torch.randperm(len(labels), generator=draws)
-        order = shuffle[classes[shuffle].argsort(stable=True)]
-        classes = classes[order]
-        return cls(order, classes, torch.arange(len(labels)) - starts[classes], counts, starts)
-
-
-def _deal(shares: Tensor, count: int, start: float) -> Tensor:
-    """The owners of ``count`` examples in a row, ascending, [count]: systematic sampling of ``shares`` [N]."""
-    edges = shares.cumsum(0)
-    points = (torch.arange(count, dtype=shares.dtype) + start) / max(count, 1) * edges[-1]
-    return torch.searchsorted(edges, points, right=True).clamp(max=len(shares) - 1)
-
-
-def _compact(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The different values, ascending, and for each entry the index of its value."""
-    values, index = torch.unique(labels, return_inverse=True)
-    return values, index
 
 
 def _class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:
@@ -381,6 +370,7 @@ def _class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:
 
 
 def _labels_or_zeros(targets: Tensor) -> Tensor:
+    """The class labels; zeros for targets that are not class labels."""
     if targets.dim() != 1 or targets.is_floating_point():
         return torch.zeros(len(targets), dtype=torch.int64)
     return targets.long()

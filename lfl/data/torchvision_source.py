@@ -1,4 +1,4 @@
-"""The image data sets of torchvision, loaded whole."""
+"""The image data sets of torchvision, loaded into memory."""
 
 import warnings
 from collections.abc import Callable
@@ -16,11 +16,11 @@ EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mn
 
 _EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 _IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-_IDX_FILES = tuple(f"{part}-{kind}" for part in ("train", "t10k") for kind in _IDX_KINDS)
+_IDX_FILES = tuple(f"{prefix}-{kind}" for prefix in ("train", "t10k") for kind in _IDX_KINDS)
 
 
 class _Layout(NamedTuple):
-    """What lies where below `root`: as torchvision has it, repeated so that the check need not import torchvision."""
+    """Where torchvision keeps the files of a data set below `root`; repeated here to check without importing it."""
 
     folder: str
     files: tuple[str, ...]
@@ -40,19 +40,19 @@ _LAYOUTS = {
 class TorchvisionSource(Source):
     """CIFAR-10, CIFAR-100, MNIST, Fashion-MNIST or EMNIST, read from torchvision's files into tensors.
 
-    Inputs are (n, channels, height, width), channels 3 or 1. Labels count from 0, EMNIST's letters too. EMNIST's
-    images lie on their sides, as in the published files and in torchvision.
+    Inputs are (n, channels, height, width) with 3 or 1 channels. Labels count from 0, those of EMNIST's letters too.
+    EMNIST's images are transposed, as in the published files and in torchvision.
 
     Args:
-        dataset: the name of the data set.
-        root: the folder that holds, or will hold, torchvision's folders (``cifar-10-batches-py``, ``MNIST/raw`` ...).
-        download: whether to fetch what is missing. Files that are there are used without a look at the network.
-        split: which part of EMNIST; the other data sets have no parts.
-        as_uint8: bytes 0..255 instead of float32 in [0, 1]: a quarter of the memory, and `ToFloat` belongs among the
-            transforms then.
+        dataset: name of the data set.
+        root: folder that holds, or will hold, torchvision's folders (``cifar-10-batches-py``, ``MNIST/raw`` ...).
+        download: download missing files. If the files are there, the network is not used.
+        split: which split of EMNIST; ignored for the other data sets.
+        as_uint8: keep bytes 0..255 instead of float32 in [0, 1]: a quarter of the memory. Then put `ToFloat` among the
+            transforms.
 
     Raises:
-        ValueError: `dataset` or `split` is none of the allowed names.
+        ValueError: `dataset` or `split` is not one of the allowed names.
     """
 
     def __init__(
@@ -88,14 +88,15 @@ class TorchvisionSource(Source):
     @override
     def prepare(self) -> None:
         self.check()
+        # First without the lock: nothing is written into a folder that is complete, which may be read-only.
         if not self._missing():
             return
         from filelock import FileLock
 
         Path(self.root).mkdir(parents=True, exist_ok=True)
-        # Two processes that unpack into one folder would leave each other broken files.
+        # Two processes that unpack into one folder at the same time would break each other's files.
         with FileLock(Path(self.root) / f".{self.dataset}.lock"):
-            if self._missing():
+            if self._missing():  # unless another process has fetched them while this one waited
                 self._open(train=True, download=True)
 
     @override
@@ -134,12 +135,12 @@ class TorchvisionSource(Source):
         images = images.permute(0, 3, 1, 2).contiguous() if images.dim() == 4 else images.unsqueeze(1)
         labels = torch.as_tensor(opened.targets).long()
         if self.dataset == "EMNIST" and self.split == "letters":
-            labels = labels - 1
+            labels = labels - 1  # torchvision counts the letters from 1
         return TensorData(images if self.as_uint8 else _scaled(images), labels)
 
 
 def _emnist_layout(split: str) -> _Layout:
-    files = tuple(f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in _IDX_KINDS)
+    files = tuple(f"emnist-{split}-{subset}-{kind}" for subset in ("train", "test") for kind in _IDX_KINDS)
     return _Layout("EMNIST/raw", files, _EMNIST_CLASSES[split])
 
 

@@ -1,7 +1,7 @@
 """Transforms of whole batches: one tensor operation for the examples of all clients.
 
-A transform draws nothing itself. It says how many uniform numbers it needs for an example and is handed them, so that
-augmentation depends on the example's address alone, never on the batch in which it stands.
+A transform draws no random numbers itself. It declares how many uniform numbers it needs per example and is given them,
+so that augmentation depends on the example's key only, never on the other examples of the batch.
 """
 
 from abc import ABC, abstractmethod
@@ -17,21 +17,21 @@ from lfl.randomness import fold, uniform
 
 
 class BatchTransform(ABC):
-    """Base of the transforms of a batch of inputs.
+    """Base class of transforms of a batch of inputs.
 
-    A subclass sets ``draws``, the uniform numbers that it needs for each example; 0 makes it deterministic, and then it
-    may be applied once to the whole data set instead of once to each batch.
+    A subclass sets ``draws``, the number of uniform random numbers that it needs for each example. With 0 it is
+    deterministic, and may be applied once to the whole data set instead of to each batch.
     """
 
     draws: ClassVar[int] = 0
 
     @abstractmethod
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        """The transformed inputs.
+        """Transform a batch of inputs.
 
         Args:
             x: inputs, (examples, ...).
-            u: numbers in [0, 1), (examples, draws); row i is example i's, and no other's.
+            u: random numbers in [0, 1), (examples, draws); row i is for example i.
         """
 
     @override
@@ -40,11 +40,11 @@ class BatchTransform(ABC):
 
 
 class RandomCrop(BatchTransform):
-    """Pads the image on its four sides and cuts a window of the old size out of it, anywhere.
+    """Pads an image on all four sides and crops it to its old size at a random place.
 
     Args:
-        padding: pixels added on each side, at least 1; 4 is the usual choice for CIFAR.
-        fill: the value of the added pixels, in the units of the input.
+        padding: pixels added on each side, at least 1; 4 is usual for CIFAR.
+        fill: value of the added pixels.
 
     Example:
         >>> image = torch.arange(9.0).reshape(1, 1, 3, 3)
@@ -68,6 +68,8 @@ class RandomCrop(BatchTransform):
             raise ValueError(f"RandomCrop needs images [examples, channels, height, width], got {list(x.shape)}.")
         count, channels, height, width = x.shape
         padded = F.pad(x, (self.padding,) * 4, value=self.fill)
+        # Each example has a window of its own, so slicing will not do: one `gather` takes all windows from the
+        # flattened images, by the numbers of their pixels.
         corner = (u * (2 * self.padding + 1)).long()
         rows = corner[:, :1] + torch.arange(height, device=x.device)
         columns = corner[:, 1:] + torch.arange(width, device=x.device)
@@ -76,10 +78,10 @@ class RandomCrop(BatchTransform):
 
 
 class RandomHorizontalFlip(BatchTransform):
-    """Mirrors an image (its last dimension) with probability ``p``.
+    """Mirrors an image along its last dimension with probability ``p``.
 
     Args:
-        p: the probability, in [0, 1].
+        p: probability, from 0 to 1.
     """
 
     draws: ClassVar[int] = 1
@@ -96,11 +98,11 @@ class RandomHorizontalFlip(BatchTransform):
 
 
 class Normalize(BatchTransform):
-    """Subtracts ``mean`` and divides by ``std``, channel by channel (dimension 1).
+    """Subtracts ``mean`` and divides by ``std``, for each channel (dimension 1).
 
     Args:
-        mean: one number for each channel, or a single one for all.
-        std: the same, all positive.
+        mean: one number per channel, or a single one for all channels.
+        std: standard deviations, as many as ``mean``; all positive.
     """
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
@@ -121,7 +123,7 @@ class Normalize(BatchTransform):
 
 
 class ToFloat(BatchTransform):
-    """Bytes 0..255 as float32 in [0, 1]; inputs that are floating-point already stay as they are."""
+    """Converts bytes 0..255 to float32 in [0, 1]; floating-point inputs stay as they are."""
 
     @override
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -134,14 +136,14 @@ class ToFloat(BatchTransform):
 
 
 class Pipeline:
-    """Transforms in order, with the random numbers that belong to each.
+    """Applies transforms in order and draws the random numbers for each.
 
-    Transform number t draws from sub-address t of an example's key, so that it does not matter which of the others
-    are applied beforehand, once, to the whole data set.
+    Transform number t draws from the t-th key derived from an example's key. Its numbers therefore do not change if the
+    transforms before it are applied beforehand, once, to the whole data set.
 
     Args:
-        transforms: applied first to last.
-        start: number of the first of them.
+        transforms: transforms in order.
+        start: number of the first transform.
     """
 
     def __init__(self, transforms: Sequence[BatchTransform], start: int = 0) -> None:
@@ -150,24 +152,24 @@ class Pipeline:
 
     @property
     def is_random(self) -> bool:
-        """Whether a transform needs keys."""
-        return any(t.draws for t in self.transforms)
+        """Whether a transform is random, so that a batch needs keys."""
+        return any(transform.draws for transform in self.transforms)
 
     def split(self) -> "tuple[Pipeline, Pipeline]":
-        """What comes before the first random transform, and the rest from there on."""
-        random = [i for i, t in enumerate(self.transforms) if t.draws]
+        """Split into the transforms before the first random one, and the rest."""
+        random = [number for number, transform in enumerate(self.transforms) if transform.draws]
         cut = random[0] if random else len(self.transforms)
         return Pipeline(self.transforms[:cut], self.start), Pipeline(self.transforms[cut:], self.start + cut)
 
     def __call__(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """The transformed inputs.
+        """Transform a batch of inputs.
 
         Args:
             x: inputs, (examples, ...).
-            keys: one int64 key an example, (examples,); None will do where nothing is random.
+            keys: one int64 key per example, (examples,); may be None if no transform is random.
 
         Raises:
-            ValueError: there are random transforms, and no keys.
+            ValueError: a transform is random, and there are no keys.
         """
         for number, transform in enumerate(self.transforms, self.start):
             if not transform.draws:

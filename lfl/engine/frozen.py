@@ -1,4 +1,4 @@
-"""What loss terms read of the frozen model at x: one pass for many batches, where they do not change each other."""
+"""Features of the server's model, which loss terms read: one pass for many batches, if examples are independent."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lfl.client.model import ClientModel
-from lfl.engine.schedule import BatchPlan
+from lfl.client.schedule import BatchPlan
 from lfl.round import Cohort
 
 _JOINT_EXAMPLES = 256  # that go through the model in one pass
@@ -37,14 +37,13 @@ class FrozenModel:
     def reading_ahead(
         self, cohort: Cohort, batches: Iterator[tuple[BatchPlan, Any]]
     ) -> Iterator[tuple[BatchPlan, Any, Features | None]]:
-        """The batches with their features; None where those must be read in the step, or nobody wants any."""
+        """The batches, each with its features; None where those must be read in the step, or nobody wants any."""
         if not self._model.global_feature_names or self._is_joint is False:
             yield from ((plan, batch, None) for plan, batch in batches)
             return
         at_once = max(1, _JOINT_EXAMPLES // (len(cohort) * self._batch_size))
         while some := list(itertools.islice(batches, at_once)):
-            found = self._read(cohort, some)
-            for (plan, batch), features in zip(some, found, strict=True):
+            for (plan, batch), features in zip(some, self._read(cohort, some), strict=True):
                 yield plan, batch, features
 
     def _read(self, cohort: Cohort, some: list[tuple[BatchPlan, Any]]) -> list[Features] | list[None]:
@@ -55,28 +54,30 @@ class FrozenModel:
             return [None] * len(some)
         keys = cohort.ids.to(cohort.values.device)  # of no use: nothing is drawn
         shapes = [next(leaf.shape[:2] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) for _, batch in some]
+        # Clients and examples become one dimension: to a model without a memory they are examples alike.
         joined = tree_map(lambda *parts: torch.cat([x.flatten(0, 1) for x in parts]), *(batch for _, batch in some))
         self._model.bind(cohort.round.server)  # a step binds a client's row again
         features = self._model.global_features(joined, keys[0], None)
         counts = [shape.numel() for shape in shapes]
+        # A layer may be called once in a pass, on something else than the batch: its output has no rows of examples.
         if any(value.shape[:1] != (sum(counts),) for value in features.values()):
             self._is_joint = False
             return [None] * len(some)
         parts = {name: value.split(counts) for name, value in features.items()}
-        found = [
+        of_batches = [
             {name: part[index].unflatten(0, shape) for name, part in parts.items()}
             for index, shape in enumerate(shapes)
         ]
         if self._is_joint is None:
             plan, batch = some[0]
             alone = self._alone(batch, keys[plan.rows], cohort.round.server)
-            self._is_joint = all(_are_close(found[0][name], value) for name, value in alone.items())
-            return found if self._is_joint else [None] * len(some)
-        return found
+            self._is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
+            return of_batches if self._is_joint else [None] * len(some)
+        return of_batches
 
 
 def _are_close(a: Tensor, b: Tensor) -> bool:
-    """Whether two are the same but for rounding, of the less precise of their types."""
+    """Whether two tensors are equal up to the rounding of the less precise of their types."""
     tolerance = 1e-2 if min(a.dtype.itemsize, b.dtype.itemsize) < 4 else 1e-4
     a, b = a.double(), b.double()
     return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max())

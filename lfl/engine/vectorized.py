@@ -1,4 +1,4 @@
-"""C clients in one batched computation, by torch.func.vmap."""
+"""The vectorized engine: C clients in one batched computation, by torch.func.vmap."""
 
 from typing import Any, Literal
 
@@ -10,13 +10,14 @@ from typing_extensions import override
 
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import ELEMENTWISE, build_optimizer
-from lfl.client.step import NO_EXTRAS, Extras
+from lfl.client.step import Extras, StepInput, StepResult
 from lfl.engine.base import LocalEngine
 from lfl.processes.deal import deal_together
 from lfl.randomness import uniform
 from lfl.round import Cohort
 
-_SHARED = 3.0  # a step of a small network on a CPU costs as much as three clients add to it
+# Fixed cost of a step of a small network on a CPU, in units of what one more client adds to it.
+_SHARED = 3.0
 
 
 class VectorizedEngine(LocalEngine):
@@ -26,6 +27,7 @@ class VectorizedEngine(LocalEngine):
 
     @override
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
+        # By steps, so that clients at work are always the first rows; then by size, so that batches are alike.
         by_size = torch.argsort(sizes, descending=True, stable=True)
         return by_size[torch.argsort(num_steps[by_size], descending=True, stable=True)]
 
@@ -34,26 +36,23 @@ class VectorizedEngine(LocalEngine):
         return deal_together(work, num_processes, _SHARED)
 
     @override
-    def gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        return self.functional_gradients(params, batch, step, keys, anchor, extras, *weights)
+    def compute_step(self, params: Tensor, input: StepInput) -> StepResult:
+        return self.pure_step(params, input)
 
     @override
-    def functional_gradients(
-        self, params: Tensor, batch: Any, step: int, keys: Tensor, anchor: Tensor, extras: Extras, *weights: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def pure_step(self, params: Tensor, input: StepInput) -> StepResult:
         params = params.detach().requires_grad_()
-        losses, logs = batched_loss(self.model, params, batch, step, keys, anchor, extras, *weights)
+        losses, logs = batched_loss(self.model, params, input)
+        # A client's loss depends on its own row only: the gradient of the sum has the gradient of each loss in its row.
         (gradients,) = torch.autograd.grad(losses.sum(), params)
-        return gradients, losses.detach(), logs
+        return StepResult(gradients, losses.detach(), logs)
 
     @override
     def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = vmap(
+        features: dict[str, Tensor] = vmap(
             lambda batch, key: self.model.global_features(batch, key, anchor), randomness="error"
         )(batch, keys)
-        return found
+        return features
 
     @override
     def place(self, cohort: Cohort) -> None:
@@ -65,23 +64,14 @@ class VectorizedEngine(LocalEngine):
         cohort.counters = []
 
 
-def batched_loss(
-    model: ClientModel,
-    params: Tensor,
-    batch: Any,
-    step: int,
-    keys: Tensor,
-    anchor: Tensor,
-    extras: Extras,
-    *weights: Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses and logged values [G] of G clients: the loss of one, under vmap.
+def batched_loss(model: ClientModel, params: Tensor, input: StepInput) -> tuple[Tensor, dict[str, Tensor]]:
+    """Losses and logged values [G] of G clients with parameters [G, D]: the loss of one client, under vmap.
 
-    With ``weights`` [G, b] batches are padded: the loss is the weighted sum of the losses of single examples.
+    If batches are padded (``input.weights``), a client's loss is the weighted sum of its losses on single examples.
     """
 
     def loss(params: Tensor, batch: Any, key: Tensor, extras: Extras) -> tuple[Tensor, dict[str, Tensor]]:
-        return model.loss(params, batch, step, key, anchor, extras)
+        return model.loss(params, batch, input.number, key, input.anchor, extras)
 
     def padded(
         params: Tensor, batch: Any, key: Tensor, extras: Extras, weights: Tensor
@@ -89,15 +79,21 @@ def batched_loss(
         def of_example(example: Any) -> tuple[Tensor, dict[str, Tensor]]:
             return loss(params, tree_map(lambda x: x[None], example), key, extras)
 
+        # A second vmap, over examples. Padding repeats a real example, so that its weight zero is never times nan.
         losses, logs = vmap(of_example, randomness="error")(batch)
         return (weights * losses).sum(), {name: (weights * values).sum() for name, values in logs.items()}
 
+    rows = params, input.batch, input.keys, input.extras
     # Random operations without a key raise instead of drawing numbers that depend on the cohort.
-    return vmap(padded if weights else loss, randomness="error")(params, batch, keys, extras, *weights)
+    if input.weights is None:
+        return vmap(loss, randomness="error")(*rows)
+    return vmap(padded, randomness="error")(*rows, input.weights)
 
 
 def is_mean_over_examples(model: ClientModel, batch: Any, keys: Tensor) -> bool:
-    """Whether the loss and all that is logged are means over examples that do not see each other, found by trying.
+    """Find out by trying whether the loss and all logged values are means over examples that do not see each other.
+
+    Compares losses and gradients of whole batches with weighted sums over single examples.
 
     Args:
         model: a probed model that can be vectorized.
@@ -108,23 +104,28 @@ def is_mean_over_examples(model: ClientModel, batch: Any, keys: Tensor) -> bool:
         return False
     start = model.flat_parameters()
     noise = uniform(keys, start.numel(), start.dtype) - 0.5
-    params = (start + 0.1 * start.abs().mean() * noise).requires_grad_()  # loss terms may be zero at the start
+    # Not at the start itself, where terms such as a distance from x are zero and would agree in any case.
+    params = (start + 0.1 * start.abs().mean() * noise).requires_grad_()
     count = next(len(leaf[0]) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-    found = []
-    for weights in ((), (start.new_full((2, count), 1 / count),)):
-        losses, logs = batched_loss(model, params, batch, 0, keys, start, NO_EXTRAS, *weights)
-        found.append([*torch.autograd.grad(losses.sum(), params), losses, *logs.values()])
+    whole = StepInput(batch, keys, start)
+    results = []
+    for input in (whole, whole._replace(weights=start.new_full((2, count), 1 / count))):
+        losses, logs = batched_loss(model, params, input)
+        results.append([*torch.autograd.grad(losses.sum(), params), losses, *logs.values()])
     tolerance = 1e-4 if start.dtype == torch.float32 else 1e-8
-    return all(bool((a - b).abs().max() <= tolerance * a.abs().max()) for a, b in zip(*found, strict=True))
+    return all(bool((a - b).abs().max() <= tolerance * a.abs().max()) for a, b in zip(*results, strict=True))
 
 
 def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | None:
-    """The reason why ``model`` cannot be vectorized, found by trying; None if it can.
+    """Find out by trying why ``model`` cannot be vectorized.
 
     Args:
         model: a probed model.
         batch: two clients' batches ``[2, b, ...]``.
         keys: their keys [2].
+
+    Returns:
+        The reason, for a sentence about the module; None if it can be vectorized.
     """
     if model.changed_buffers:
         return f"its training step changes the buffer {model.changed_buffers[0]!r} in place"
@@ -134,6 +135,7 @@ def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | No
         return f"its training step logs the Metric object {model.logged_metrics[0]!r}, which keeps a state of its own"
     optimizer, _ = build_optimizer(model.module)
     if type(optimizer) not in ELEMENTWISE:
+        # Its state, of all rows together, would let clients see each other.
         return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
     params = model.flat_parameters().repeat(2, 1).requires_grad_()
     try:
@@ -141,7 +143,7 @@ def why_not_vectorized(model: ClientModel, batch: Any, keys: Tensor) -> str | No
         features = {}
         if model.global_feature_names:
             features = vmap(lambda batch, key: model.global_features(batch, key, anchor))(batch, keys)
-        losses, _ = batched_loss(model, params, batch, 0, keys, anchor, Extras(features, {}))
+        losses, _ = batched_loss(model, params, StepInput(batch, keys, anchor, Extras(features, {})))
         torch.autograd.grad(losses.sum(), params)
     except Exception as error:  # whatever a user's module raises under vmap is the reason
         return f"its training step does not run under vmap ({type(error).__name__}: {str(error).splitlines()[0][:200]})"

@@ -1,7 +1,7 @@
-"""Metrics in a plain file: one row per round, complete, exact, and equal for equal runs.
+"""Metrics in CSV files: one row per round, with exact numbers.
 
-``metrics.csv`` holds what the algorithm computed, ``timing.csv`` what the clock said (keys that start with ``time/``):
-two runs of the same seed write the same bytes to the first.
+``metrics.csv`` holds what the algorithm computed, and ``timing.csv`` the measured times (names that start with
+``time/``). Two runs with the same seed therefore write the same bytes to ``metrics.csv``.
 """
 
 import csv
@@ -27,11 +27,11 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
 class CSVLogger(Logger):
-    """One row per round in ``metrics.csv`` and, for wall-clock metrics, in ``timing.csv``.
+    """Writes one row per round to ``metrics.csv``, and measured times to ``timing.csv``.
 
-    A row is one unbuffered write, so a run that is killed keeps every round it finished. A metric that appears for the
-    first time adds a column at the right; the cells of earlier rounds are empty. Floats are written so that they are
-    read back exactly.
+    Each row is written at once, without a buffer, so a run that is killed keeps every round that it finished. A metric
+    that is logged for the first time adds a column on the right; its cells of earlier rounds are empty. Numbers are
+    written such that reading them gives exactly the same numbers.
 
     Example:
         >>> import tempfile
@@ -44,7 +44,7 @@ class CSVLogger(Logger):
         2,0.25,0.75
 
     Args:
-        directory: The run's folder; made at the first row. A file that is there already is continued.
+        directory: The run's folder, made at the first row. Existing files are continued.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -71,10 +71,10 @@ class CSVLogger(Logger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append the metrics of round ``step``: a row to each of the two files that has a metric among them.
+        """Append the metrics of round ``step`` to the two files; a file without a metric among them gets no row.
 
         Raises:
-            ValueError: if there is no ``step``.
+            ValueError: if ``step`` is None.
         """
         if step is None:
             raise ValueError(f"`step=None` for the metrics {sorted(metrics)}; give the round: `step=round`.")
@@ -91,17 +91,18 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def continue_from(self, directory: str | Path, last_round: int) -> None:
-        """Start with the rows of another run up to a round, so that a resumed run's files are those of an unbroken one.
+        """Copy the rows of a resumed run, so that the files become those of a run that was never interrupted.
 
-        Columns that no kept row fills are left out: they come back where the unbroken run would have added them.
+        Columns that are empty in all copied rows are left out. They are added where an uninterrupted run would have
+        added them.
 
         Args:
-            directory: The folder of the run that is resumed; this logger's own folder drops its later rows.
-            last_round: The last round to keep, the one that the checkpoint was made after.
+            directory: The folder of the run that is resumed; may be this logger's own, whose later rows are removed.
+            last_round: The last round to copy, after which the checkpoint was written.
 
         Raises:
-            RuntimeError: if this logger has written a row already.
-            FileExistsError: if this logger's folder has rows of its own.
+            RuntimeError: if this logger has already written a row.
+            FileExistsError: if this logger's folder is another one and already has rows.
         """
         source = Path(directory)
         if not (source / METRICS_FILE).exists():
@@ -123,18 +124,18 @@ class CSVLogger(Logger):
 
 
 def read_rows(path: str | Path, last_round: int | None = None) -> Iterator[tuple[int, dict[str, float]]]:
-    """The rounds of a file that `CSVLogger` wrote and the metrics of each; a torn last line is left out.
+    """Read the rounds of a file that `CSVLogger` wrote, each with its metrics; an incomplete last line is left out.
 
     Args:
-        path: The file; one that does not exist has no rows.
-        last_round: The last round to give; all by default.
+        path: The file; a file that does not exist has no rounds.
+        last_round: The last round to read; all rounds by default.
     """
     for cells in _read(Path(path), last_round):
         yield int(cells[_ROUND]), {key: _parse(cell) for key, cell in cells.items() if cell and key != _ROUND}
 
 
 class _Table:
-    """One CSV file that rows are appended to and that grows by columns."""
+    """One CSV file, to which rows are appended and columns are added."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -144,11 +145,14 @@ class _Table:
 
     def append(self, round_number: int, metrics: Mapping[str, float]) -> None:
         if self._file is None:
-            # A line that was torn when another run was killed would swallow the row that is appended to it.
-            self._take_over(self.path, None)
+            # An existing file is rewritten first: if its run was killed while writing, the last line has no end, and
+            # the next row would be appended to that line.
+            self._copy_rows(self.path, None)
             self._file = self._open()
         new = [key for key in metrics if key not in self.columns]
         if new:
+            # The header is at the start of the file, so a new column means to write the file again. That is rare: most
+            # metrics appear in the first round.
             self.close()
             self._replace([*self.columns, *new], _read(self.path, None))
             self._file = self._open()
@@ -165,7 +169,7 @@ class _Table:
             raise FileExistsError(
                 f"`{self.path}` has rows already, which those of `{source}` would replace. Choose a new folder."
             )
-        self._take_over(source, last_round)
+        self._copy_rows(source, last_round)
 
     def close(self) -> None:
         if self._closer is not None:
@@ -173,29 +177,32 @@ class _Table:
         self._file = self._closer = None
 
     def _open(self) -> int:
-        # Not a file object: it would have to be unbuffered anyway, and one that is never closed warns.
+        # A file descriptor, not a file object, which would warn if nobody closes it. In append mode one `write` is one
+        # whole row at the end of the file.
         file = os.open(self.path, _APPEND, 0o666)
         self._closer = weakref.finalize(self, os.close, file)
         return file
 
-    def _take_over(self, source: Path, last_round: int | None) -> None:
-        """Make this file of the kept rows of ``source`` and of the columns that have a value in them."""
+    def _copy_rows(self, source: Path, last_round: int | None) -> None:
+        """Replace this file by the rows of ``source`` up to ``last_round``, with those columns that have a value."""
         filled: set[str] = set()
         for cells in _read(source, last_round):
             filled.update(key for key, cell in cells.items() if cell)
         if filled or source == self.path:
-            # The header's order is that of first appearance, also among fewer rows.
+            # The header has the columns in the order in which they first appeared; that stays true for fewer rows.
             columns = [key for key in _read_header(source) if key in filled and key != _ROUND]
             self._replace(columns, _read(source, last_round))
 
     def _replace(self, columns: list[str], rows: Iterable[dict[str, str]]) -> None:
+        """Write the file again, with these columns and rows; it is complete at every moment."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(self.path.name + ".new")
-        with beside.open("w", encoding="utf-8", newline="") as file:
+        temporary = self.path.with_name(self.path.name + ".new")
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            # The writer quotes names that hold a comma. Cells are copied as text, so that no number changes.
             csv.writer(file, lineterminator="\n").writerow([_ROUND, *columns])
             for cells in rows:
                 file.write(",".join(cells.get(column, "") for column in (_ROUND, *columns)) + "\n")
-        os.replace(beside, self.path)
+        os.replace(temporary, self.path)
         self.columns = dict.fromkeys(columns)
 
 
@@ -207,14 +214,14 @@ def _read_header(path: Path) -> list[str]:
 
 
 def _read(path: Path, last_round: int | None) -> Iterator[dict[str, str]]:
-    """Rows as text, by column; rounds after ``last_round`` and a last line without its end are left out."""
+    """Read the rows as text by column, without rounds after ``last_round`` and without an incomplete last line."""
     if not path.exists():
         return
     header = _read_header(path)
     with path.open(encoding="utf-8", newline="") as file:
         file.readline()
         for line in file:
-            if not line.endswith("\n"):
+            if not line.endswith("\n"):  # its run was killed while it wrote the line
                 return
             cells = dict(zip(header, line.rstrip("\r\n").split(","), strict=False))
             if last_round is None or int(cells[_ROUND]) <= last_round:
@@ -222,7 +229,7 @@ def _read(path: Path, last_round: int | None) -> Iterator[dict[str, str]]:
 
 
 def _format(value: float) -> str:
-    # `repr` of a NumPy scalar or of a tensor is not a number's, so only Python's own go there directly.
+    # `repr` is the shortest text that gives the same float. Of a NumPy scalar or a tensor it is no number.
     return repr(value) if type(value) in (float, int) else repr(float(value))
 
 

@@ -1,4 +1,4 @@
-"""What all backbones share: features, then a linear head, and a choice of normalisation."""
+"""The base class of backbones (features, then a linear head) and their normalisation layers."""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ Norm = Literal["batch", "group", "none"]
 
 
 class Backbone(nn.Module):
-    """Base of the backbones: ``head(features(x))``.
+    """Base class of backbones: networks that compute ``head(features(x))``.
 
-    The two parts have the same names in every backbone, so that a method which keeps the head local or regularises the
-    features can name them (``"*.head.*"``) without knowing the network.
+    ``head`` and ``features`` have these names in every backbone, so that a method which keeps the head on the clients,
+    or regularises the features, can name them (``"*.head.*"``) without knowing the network.
 
     Args:
         features: maps a batch ``(examples, ...)`` to feature vectors ``(examples, num_features)``.
@@ -33,14 +33,15 @@ class Backbone(nn.Module):
 
 
 def norm_layer(channels: int, norm: Norm, groups: int = 2, spatial: bool = True) -> nn.Module:
-    """A normalisation layer.
+    """Make a normalisation layer.
 
     Args:
         channels: number of channels, or of features after a linear layer.
         norm: ``"batch"``, ``"group"`` or ``"none"``. BatchNorm updates its running statistics in place, which vmap
-            cannot do, and its statistics are those of one client; GroupNorm has neither problem.
+            cannot do, and they depend on one client's data; GroupNorm has neither problem.
         groups: number of groups of GroupNorm.
-        spatial: images ``(examples, channels, height, width)`` rather than vectors ``(examples, channels)``.
+        spatial: whether inputs are images ``(examples, channels, height, width)``, not vectors
+            ``(examples, channels)``.
 
     Raises:
         ValueError: ``groups`` does not divide ``channels``.

@@ -9,12 +9,12 @@ from lfl.models.backbone import Backbone
 
 
 class Classifier(LightningModule):
-    """Cross entropy on batches ``(x, y)``, with accuracies logged and SGD as the optimizer.
+    """Trains a backbone on batches ``(x, y)`` with cross entropy and SGD, and logs the accuracy.
 
-    Everything in ``training_step`` is a plain tensor operation, so that clients can be trained together by vmap.
+    ``training_step`` uses plain tensor operations only, so that vmap can train clients together.
 
     Args:
-        backbone: any module from a batch ``x`` to logits ``(examples, classes)``.
+        backbone: any module that maps a batch ``x`` to logits ``(examples, classes)``.
         lr: learning rate of SGD.
         momentum: momentum of SGD.
         weight_decay: weight decay of SGD.
@@ -28,7 +28,7 @@ class Classifier(LightningModule):
 
     def __init__(
         self,
-        # Two types so that the command line takes `MLP` and `ResNet` for ours and not for torchvision's.
+        # `Backbone` comes first so that the command line takes `MLP` and `ResNet` as our classes, not torchvision's.
         backbone: Backbone | nn.Module,
         lr: float = 0.1,
         momentum: float = 0.0,
@@ -50,7 +50,7 @@ class Classifier(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         del batch_idx
         loss, accuracy = self._evaluate(batch)
-        # The loss is not logged here: a federated trainer logs it, with the terms that callbacks add.
+        # The loss is not logged here, since the federated trainer logs it with the terms that callbacks add to it.
         self.log("train_acc", accuracy, on_step=False, on_epoch=True, batch_size=len(batch[1]))
         return loss
 
@@ -75,7 +75,7 @@ class Classifier(LightningModule):
         return optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def _evaluate(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy and accuracy."""
+        """Mean cross entropy and accuracy of a batch, as tensors."""
         x, y = batch
         logits = self(x)
         return F.cross_entropy(logits, y), (logits.argmax(dim=1) == y).to(logits.dtype).mean()

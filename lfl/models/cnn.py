@@ -18,8 +18,8 @@ class McMahanCNN(Backbone):
         in_channels: channels of an image.
         image_size: height and width of an image, in pixels.
         num_classes: number of logits.
-        padding: zeros around each convolution's input: 2 keeps the size, as the paper's 1,663,370 parameters on MNIST
-            require; 0 is the variant often called FedAvgCNN (582,026).
+        padding: zeros around the input of each convolution. 2 keeps the size, as the paper's 1,663,370 parameters on
+            MNIST require; 0 gives the variant often called FedAvgCNN (582,026 parameters).
         norm: normalisation after each convolution; the paper has none.
         groups: number of groups of GroupNorm.
         dropout: probability of zeroing one of the 512 features.
@@ -44,7 +44,7 @@ class McMahanCNN(Backbone):
     ) -> None:
         side = image_size
         for _ in range(2):
-            side = (side + 2 * padding - 4) // 2
+            side = (side + 2 * padding - 4) // 2  # a 5x5 convolution takes 4 pixels, and pooling halves the rest
         if side < 1:
             smallest = 4 if padding else 16
             raise ValueError(f"`image_size={image_size}` with `padding={padding}` must be at least {smallest}.")

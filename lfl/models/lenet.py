@@ -10,14 +10,14 @@ from lfl.models.backbone import Backbone, Norm, norm_layer
 
 
 class LeNet5(Backbone):
-    """Convolutions of 6 and 16 channels with pooling, then 120 and 84 units; 61,706 parameters on MNIST.
+    """Two convolutions (6, 16 channels), each with max pooling, then 120 and 84 units; 61,706 parameters on MNIST.
 
-    As usual today, and unlike the paper: ReLU instead of tanh, max pooling, full connections between the convolutions,
-    a linear output. As in the paper, an image smaller than 32x32 is padded with zeros to that size.
+    As usual today, and unlike the paper, it has ReLU instead of tanh, max pooling, full connections between the
+    convolutions, and a linear output. As in the paper, images smaller than 32x32 are padded with zeros to that size.
 
     Args:
         in_channels: channels of an image.
-        image_size: height and width of an image, in pixels: an even number.
+        image_size: height and width of an image, in pixels; an even number.
         num_classes: number of logits.
         norm: normalisation after each convolution.
         groups: number of groups of GroupNorm.
@@ -41,7 +41,7 @@ class LeNet5(Backbone):
     ) -> None:
         if image_size < 1 or image_size % 2:
             raise ValueError(f"`image_size={image_size}` of LeNet5 must be a positive even number, such as 28 or 32.")
-        side = ((max(image_size, 32) - 4) // 2 - 4) // 2
+        side = ((max(image_size, 32) - 4) // 2 - 4) // 2  # each 5x5 convolution takes 4 pixels, each pooling halves
         features = nn.Sequential(
             nn.Conv2d(in_channels, 6, 5, padding=max(0, 32 - image_size) // 2),
             norm_layer(6, norm, groups),

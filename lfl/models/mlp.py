@@ -1,4 +1,4 @@
-"""Fully connected networks, logistic regression among them."""
+"""Fully connected networks, including logistic regression."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +12,7 @@ class MLP(Backbone):
     """Linear layers with ReLU between them; the defaults are the "2NN" of the FedAvg paper (199,210 parameters).
 
     Args:
-        in_features: numbers in one example; an image is flattened.
+        in_features: number of inputs of one example; images are flattened.
         hidden: widths of the hidden layers; an empty list gives logistic regression.
         num_classes: number of logits.
         norm: normalisation between each hidden linear layer and its ReLU.

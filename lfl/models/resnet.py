@@ -1,4 +1,4 @@
-"""Residual networks: the thin ones for CIFAR and the wide ones for ImageNet.
+"""Residual networks: the small ones for CIFAR and the large ones for ImageNet.
 
 K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,
 https://arxiv.org/abs/1512.03385
@@ -18,16 +18,16 @@ Shortcut = Literal["A", "B"]
 
 
 class CifarResNet(Backbone):
-    """The residual network of depth 6n+2 for small images (section 4.2): 16, 32, 64 channels, n blocks each.
+    """The residual network of depth 6n+2 for small images (section 4.2), with n blocks each of 16, 32, 64 channels.
 
     Args:
-        depth: number of layers with weights: 20, 32, 44, 56, 110 in the paper.
+        depth: number of layers with weights: 20, 32, 44, 56 or 110 in the paper.
         in_channels: channels of an image.
         num_classes: number of logits.
-        norm: ``"batch"``, as in the paper, or ``"group"``, which clients can train in one vmap call.
+        norm: ``"batch"``, as in the paper, or ``"group"``, with which clients can be trained together by vmap.
         groups: number of groups of GroupNorm.
-        shortcut: what a block adds where the number of channels grows: ``"A"``, as the paper does on CIFAR, every
-            second pixel with zero channels added; ``"B"``, a 1x1 convolution (2,752 parameters more in all).
+        shortcut: the shortcut of a block with more output than input channels. ``"A"``, as in the paper on CIFAR:
+            every second pixel, and zeros for the new channels. ``"B"``: a 1x1 convolution (2,752 more parameters).
 
     Raises:
         ValueError: ``depth`` is not 6n+2.
@@ -66,8 +66,8 @@ class ResNet(Backbone):
         num_classes: number of logits.
         stem: ``"imagenet"``, a 7x7 convolution with stride 2 and max pooling, as in the paper; ``"cifar"``, a 3x3
             convolution with stride 1 and no pooling, for images of 32 pixels.
-        norm: ``"batch"``, as in the paper, or ``"group"``, which clients can train in one vmap call and which accepts
-            a batch of one small image.
+        norm: ``"batch"``, as in the paper, or ``"group"``, with which clients can be trained together by vmap, and
+            which accepts a batch of one small image.
         groups: number of groups of GroupNorm.
 
     Example:
@@ -122,7 +122,7 @@ class _CifarBlock(nn.Module):
 
 
 class _ZeroChannels(nn.Module):
-    """Every second pixel of ``x``, with ``extra`` channels of zeros."""
+    """Takes every second pixel and appends ``extra`` channels of zeros: the shortcut "A"."""
 
     def __init__(self, extra: int) -> None:
         super().__init__()
@@ -134,7 +134,10 @@ class _ZeroChannels(nn.Module):
 
 
 def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the size (divided by the stride), initialised as in He et al. 2015."""
+    """Make a convolution without bias that keeps the image size (divided by the stride), initialised as in He et al.
+
+    The initialisation is that of "Delving Deep into Rectifiers", ICCV 2015.
+    """
     conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv

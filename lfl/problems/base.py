@@ -1,4 +1,4 @@
-"""Data of a convex problem: every client has the same number of examples, all in memory."""
+"""The base of the problems' data: all clients have the same number of examples, and all are in memory."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -12,18 +12,18 @@ from lfl.data.base import FederatedData
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.stores import Loader
 
-_TOGETHER = 2**14  # examples that are gathered at once
+_AT_ONCE = 2**14  # examples that are gathered in one operation
 
 
 class ProblemData(FederatedData):
-    """Client i has the rows ``[i n, (i + 1) n)`` of some tensors.
+    """Client i has the rows ``[i n, (i + 1) n)`` of the tensors ``examples``.
 
     A subclass builds ``self.examples`` in ``setup``: tensors whose first dimension is ``num_clients * n``.
 
     Args:
-        num_clients: N.
-        examples_per_client: n.
-        batch_size: examples in one step; n for whole gradients.
+        num_clients: number of clients (N).
+        examples_per_client: number of examples of each client (n).
+        batch_size: examples in one step; n for full gradients.
     """
 
     num_classes = 0
@@ -32,7 +32,9 @@ class ProblemData(FederatedData):
 
     def __init__(self, num_clients: int, examples_per_client: int, batch_size: int) -> None:
         super().__init__()
-        self.num_clients, self.examples_per_client, self.batch_size = num_clients, examples_per_client, batch_size
+        self.num_clients = num_clients
+        self.examples_per_client = examples_per_client
+        self.batch_size = batch_size
         total = num_clients * examples_per_client
         sets = IndexSets(torch.arange(total), torch.arange(num_clients + 1) * examples_per_client)
         self.partition = Partition(sets, sets)
@@ -43,7 +45,7 @@ class ProblemData(FederatedData):
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None = None) -> tuple[Tensor, ...]:
-        rows = indices.reshape(-1)  # index_select is twice as fast as indexing
+        rows = indices.reshape(-1)  # flat, for `index_select`, which is twice as fast as indexing
         return tuple(tensor.index_select(0, rows).view(*indices.shape, *tensor.shape[1:]) for tensor in self.examples)
 
     @override
@@ -52,9 +54,11 @@ class ProblemData(FederatedData):
 
     @override
     def batches(self, plan: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[tuple[Tensor, ...]]:
+        # Batches are small, and gathering one costs little more than calling `gather`: read ahead many batches of one
+        # shape with one call, and hand them out as views.
         for shape, group in itertools.groupby((indices for indices, _ in plan), key=lambda indices: indices.shape):
-            while together := list(itertools.islice(group, max(1, _TOGETHER // max(1, shape.numel())))):
-                yield from zip(*(part.unbind() for part in self.gather(torch.stack(together))), strict=True)
+            while ahead := list(itertools.islice(group, max(1, _AT_ONCE // max(1, shape.numel())))):
+                yield from zip(*(tensor.unbind() for tensor in self.gather(torch.stack(ahead))), strict=True)
 
     @override
     def train_dataloader(self) -> Any:

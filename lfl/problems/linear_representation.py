@@ -1,8 +1,8 @@
-"""Federated linear representation learning, the problem that the theory of SRPFL is about (section 4, Algorithm 2).
+"""Federated linear representation learning, the problem of SRPFL's theory (section 4, Algorithm 2).
 
 "Straggler-Resilient Personalized Federated Learning". Clients share the column space of B* and have heads of their own.
-Given B, a client's best head has a closed form, so that B is the only parameter, and a round is one step along its
-gradient at that head. ``DoublingParticipation`` makes it SRPFL; with all clients in every round it is FedRep.
+For a given B a client's best head has a closed form. So B is the only parameter, and a round is one gradient step on B
+at the best heads. With ``DoublingParticipation`` this is SRPFL; with all clients in every round it is FedRep.
 """
 
 import math
@@ -19,31 +19,31 @@ from lfl.callback import FederatedCallback
 from lfl.client.layout import ParameterLayout
 from lfl.client.random_ops import ClientRandom
 from lfl.data.stores import Loader
+from lfl.federation import Federation
 from lfl.problems.base import ProblemData
 from lfl.randomness import client_keys, generator
 from lfl.round import Round
 from lfl.subspace.base import orthonormal
-from lfl.trainer import FederatedTrainer
 
 
 class LinearRepresentationData(ProblemData):
     """``y = <w_i, B*^T x> + noise z``, x and z from N(0, I); w_i of norm sqrt(k) and orthonormal B* at random.
 
-    A batch is all of a client's examples. The stored ones are those the start is computed from; in every round clients
-    see new ones, unless told otherwise. Validation's batch is B* alone.
+    A batch has all examples of a client. The stored examples are those from which the start is computed; with
+    ``fresh`` clients train on new ones in every round. The only batch of the validation is B* itself.
 
     Args:
-        num_clients: N.
-        examples_per_client: m, at least k.
-        dim: d, the rows of B*.
-        rank: k, the columns of B*.
+        num_clients: number of clients (N).
+        examples_per_client: number of examples of each client (m), at least k.
+        dim: number of rows of B* (d).
+        rank: number of columns of B* (k).
         noise: standard deviation of the observation noise.
         fresh: draw new examples in every round, as Algorithm 2 does (line 9).
-        seed: of the problem.
+        seed: seed of the problem's data.
 
     Attributes:
-        truth: B* [d, k].
-        heads: w_i [N, k].
+        truth: the true representation B* [d, k].
+        heads: the clients' true heads w_i [N, k].
     """
 
     truth: Tensor
@@ -65,7 +65,11 @@ class LinearRepresentationData(ProblemData):
                 f"`rank={rank}` must be at most `dim={dim}`, and at most `examples_per_client={examples_per_client}`: "
                 "a head of `rank` numbers is fitted to them."
             )
-        self.dim, self.rank, self.noise, self.fresh, self.seed = dim, rank, noise, fresh, seed
+        self.dim = dim
+        self.rank = rank
+        self.noise = noise
+        self.fresh = fresh
+        self.seed = seed
 
     @property
     @override
@@ -84,10 +88,12 @@ class LinearRepresentationData(ProblemData):
     @override
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
         super().place(device, dtype)
-        self.truth, self.heads = self.truth.to(device, dtype), self.heads.to(device, dtype)
+        self.truth = self.truth.to(device, dtype)
+        self.heads = self.heads.to(device, dtype)
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None = None) -> tuple[Tensor, ...]:
+        # Keys come with training batches only: the engine gives them for random transforms, a new one in every round.
         return self._draw(indices, keys) if self.fresh and keys is not None else super().gather(indices)
 
     @override
@@ -99,14 +105,15 @@ class LinearRepresentationData(ProblemData):
         return Loader(lambda: iter([(self.truth,)]), 1)
 
     def moments(self) -> Tensor:
-        """The mean of ``y^2 x x^T`` over all clients' stored examples [d, d] (lines 2 and 3)."""
+        """The matrix [d, d] of the means of ``y^2 x x^T`` over all clients' stored examples (lines 2 and 3)."""
         features, targets = self.examples
         weighted = features * targets.square()[:, None]
         return features.mT @ weighted / len(features)
 
     def _draw(self, indices: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Examples of the owners of ``indices`` (...): x (..., d) and y (...), each a function of its key."""
+        """Draw examples for the clients that own ``indices`` (...): x (..., d) and y (...), each from its own key."""
 
+        # `ClientRandom` computes torch's random operations from a key, also under vmap: all examples in one operation.
         def normal(key: Tensor) -> Tensor:
             with ClientRandom(key):
                 return torch.randn(self.dim + 1, dtype=torch.float64)
@@ -121,9 +128,9 @@ class LinearRepresentation(LightningModule):
     """``f_i(B) = min_w 1/(2m) sum_j (y_j - <w, B^T x_j>)^2``; validation logs the distance of B from B*.
 
     Args:
-        dim: d.
-        rank: k.
-        lr: eta, of the module's own SGD; at most 1/8 in Theorem 4.7, where the heads' covariance is I.
+        dim: number of rows of B (d).
+        rank: number of columns of B (k).
+        lr: local learning rate (eta) of the module's SGD; at most 1/8 in Theorem 4.7, where the heads' covariance is I.
     """
 
     def __init__(self, dim: PositiveInt = 20, rank: PositiveInt = 2, lr: PositiveFloat = 0.125) -> None:
@@ -135,6 +142,7 @@ class LinearRepresentation(LightningModule):
         """The loss at the best head of this batch (lines 10 and 11)."""
         features, targets = batch
         projected = features @ self.representation
+        # The head is a constant: at the minimum over w the gradient of f_i with respect to B needs no derivative of w.
         residuals = projected @ best_head(projected.detach(), targets) - targets
         loss: Tensor = 0.5 * residuals.square().mean()
         return loss
@@ -149,18 +157,22 @@ class LinearRepresentation(LightningModule):
 
 
 class Orthonormalize(FederatedCallback):
-    """The server of Algorithm 2: where B starts (lines 2, 3 and 5), and orthonormal columns after each step (line 14).
+    """The server of Algorithm 2: sets the first B (lines 2, 3, 5), and makes its columns orthonormal after each step.
+
+    The latter is line 14.
 
     Args:
-        start: ``moments`` is the paper's, the leading eigenvectors of the mean of ``y^2 x x^T``, for which each client
-            sends a matrix [d, d] once (not counted in the ledger); ``distance`` a random B at a given distance from B*.
+        start: ``moments`` is the paper's start, the leading eigenvectors of the mean of ``y^2 x x^T``, for which each
+            client sends a matrix [d, d] once (not counted in the ledger); ``distance`` is a random B at a given
+            distance from B*.
         distance: the sine of all principal angles between the start and B*, for ``start: distance``.
     """
 
     def __init__(self, start: Literal["moments", "distance"] = "moments", distance: NonNegativeFloat = 0.8) -> None:
         if start == "distance" and not 0 <= distance <= 1:
             raise ValueError(f"`distance={distance}` of Orthonormalize must be in [0, 1].")
-        self.start, self.distance = start, distance
+        self.start = start
+        self.distance = distance
 
     @override
     def check(self, layout: ParameterLayout) -> None:
@@ -168,26 +180,28 @@ class Orthonormalize(FederatedCallback):
             raise ValueError(f"Orthonormalize needs a model of one matrix, B; this one has {', '.join(layout.names)}.")
 
     @override
-    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
-        if stage != "fit":
-            return
-        data = trainer.data
+    def on_run_start(self, federation: Federation) -> None:
+        data = federation.data
         if not isinstance(data, LinearRepresentationData):
             raise ValueError(f"Orthonormalize starts from LinearRepresentationData, not from {type(data).__name__}.")
         if self.start == "moments":
             start = leading_subspace(data.moments(), data.rank)
         else:
             start = subspace_at(data.truth, self.distance, generator(data.seed, "start"))
-        trainer.server.vector.copy_(start.flatten())
+        federation.server.vector.copy_(start.flatten())
+        self._federation = federation
 
     @override
     def on_server_step(self, round: Round) -> None:
-        vector = round.trainer.server.vector
-        vector.copy_(orthonormal(vector.view(round.trainer.layout.shapes[0])).flatten())
+        del round
+        vector = self._federation.server.vector
+        vector.copy_(orthonormal(vector.view(self._federation.layout.shapes[0])).flatten())
 
 
 def best_head(projected: Tensor, targets: Tensor) -> Tensor:
-    """``argmin_w |projected w - targets|`` [k], from projected [m, k] by the normal equations, in float64."""
+    """``argmin_w |projected w - targets|`` [k] for projected [m, k]."""
+    # By the normal equations, which square the condition number: so in float64. `solve_ex` does not check for singular
+    # matrices, as the CPU would have to wait for the device to know.
     wide = projected.double()
     head: Tensor = torch.linalg.solve_ex(wide.mT @ wide, wide.mT @ targets.double()).result
     return head.to(targets)
@@ -201,16 +215,17 @@ def principal_distance(first: Tensor, second: Tensor) -> Tensor:
 
 
 def leading_subspace(matrix: Tensor, rank: int) -> Tensor:
-    """The basis [d, k] of a symmetric matrix's leading eigenvectors whose upper k rows are lower triangular.
+    """An orthonormal basis [d, k] of the span of a symmetric matrix's leading eigenvectors.
 
-    Eigenvectors themselves have signs, and turn within equal eigenvalues, as the library likes; their span does not.
+    Its upper k rows are lower triangular. This makes the basis unique: the signs of eigenvectors, and their directions
+    where eigenvalues are equal, depend on the library; their span does not.
     """
     vectors = torch.linalg.eigh(matrix).eigenvectors[:, -rank:]
     return orthonormal(vectors @ vectors[:rank].mT)
 
 
 def subspace_at(truth: Tensor, distance: float, draws: torch.Generator) -> Tensor:
-    """A random orthonormal [d, k] whose principal angles to ``truth`` [d, k] all have the sine ``distance``.
+    """Draw an orthonormal basis [d, k] whose principal angles to ``truth`` [d, k] all have the sine ``distance``.
 
     Raises:
         ValueError: d < 2 k, where two spaces of dimension k always meet.
@@ -219,5 +234,6 @@ def subspace_at(truth: Tensor, distance: float, draws: torch.Generator) -> Tenso
     if dim < 2 * rank:
         raise ValueError(f"A start at a given distance needs `dim` of at least 2 * `rank`, found {dim} and {rank}.")
     noise = torch.randn(truth.shape, generator=draws, dtype=torch.float64).to(truth)
+    # Orthogonal to the truth: cos * truth + sin * away is a rotation by the same angle in k planes.
     away = orthonormal(noise - truth @ (truth.mT @ noise))
     return math.sqrt(1 - distance**2) * truth + distance * away

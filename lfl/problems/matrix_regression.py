@@ -1,7 +1,7 @@
 """Federated matrix regression, the toy problem of the SSF paper (section 5.1).
 
-"Subspace Optimization for Efficient Federated Learning under Heterogeneous Data". A shared X_true, features whose mean
-differs between clients, and an optimum in closed form.
+"Subspace Optimization for Efficient Federated Learning under Heterogeneous Data". Clients share X_true, the means of
+their features differ, and the optimum has a closed form.
 """
 
 import torch
@@ -18,14 +18,14 @@ class MatrixRegressionData(ProblemData):
     """``B_i = A_i X_true + noise``, rows of A_i from N(mu_i, I), mu_i from N(0, het^2 I), X_true from N(0, 1).
 
     Args:
-        num_clients: N.
-        examples_per_client: n_i.
-        dim: d, the rows of X.
-        outputs: m, the columns of X.
+        num_clients: number of clients (N).
+        examples_per_client: number of examples of each client (n_i).
+        dim: number of rows of X (d).
+        outputs: number of columns of X (m).
         heterogeneity: standard deviation of the clients' mean features.
         noise: standard deviation of the observation noise.
         batch_size: examples in one step.
-        seed: of the problem.
+        seed: seed of the problem's data.
     """
 
     def __init__(
@@ -40,7 +40,11 @@ class MatrixRegressionData(ProblemData):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, examples_per_client, batch_size)
-        self.dim, self.outputs, self.heterogeneity, self.noise, self.seed = dim, outputs, heterogeneity, noise, seed
+        self.dim = dim
+        self.outputs = outputs
+        self.heterogeneity = heterogeneity
+        self.noise = noise
+        self.seed = seed
 
     @override
     def setup(self, stage: str) -> None:
@@ -62,10 +66,10 @@ class MatrixRegression(LightningModule):
     X is one weight ``[d, m]``, so a layerwise basis acts on its rows, as in the paper. It starts at zero.
 
     Args:
-        dim: d.
-        outputs: m.
-        ridge: weight of the squared norm; part of the objective.
-        lr: of the module's own SGD.
+        dim: number of rows of X (d).
+        outputs: number of columns of X (m).
+        ridge: weight of the squared norm of X in the objective.
+        lr: learning rate of the module's SGD.
     """
 
     def __init__(
@@ -77,8 +81,9 @@ class MatrixRegression(LightningModule):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(dim, outputs))
-        self.ridge, self.lr = ridge, lr
-        self._optimum: Tensor | None = None  # of the data seen in validation
+        self.ridge = ridge
+        self.lr = lr
+        self._optimum: Tensor | None = None  # X* of the data seen in validation
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The objective on a batch."""
@@ -88,14 +93,14 @@ class MatrixRegression(LightningModule):
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        """The relative error of X; the batch is all data, with equally many examples per client."""
+        """Log ``val_error``, the relative error of X; the batch is all data, with equally many examples per client."""
         if self._optimum is None:
             self._optimum = self.optimum(*batch)
         error = torch.linalg.vector_norm(self.weight - self._optimum)
         self.log("val_error", error / torch.linalg.vector_norm(self._optimum))
 
     def optimum(self, features: Tensor, targets: Tensor) -> Tensor:
-        """X* of the mean of the clients' objectives, ``(A^T A / n + ridge I)^-1 A^T B / n`` over all n examples."""
+        """Minimiser X* of the clients' mean objective, ``(A^T A / n + ridge I)^-1 A^T B / n`` over all n examples."""
         count, dim = features.shape
         gram = features.mT @ features / count + self.ridge * torch.eye(dim).to(features)
         solution: Tensor = torch.linalg.solve(gram, features.mT @ targets / count)

@@ -21,12 +21,12 @@ class RobustRegressionData(ProblemData):
     """``y = <a, x_true> + noise``, a and x_true from N(0, I); device i = 1.. has noise .9 N(0, .2 i) + .1 N(0, 1e4).
 
     Args:
-        num_clients: N.
-        examples_per_client: m.
-        dim: d.
+        num_clients: number of clients (N).
+        examples_per_client: number of examples of each client (m).
+        dim: number of features (d).
         batch_size: examples in one step.
-        noise: whether the second numbers are variances (which gives the paper's picture) or standard deviations.
-        seed: of the problem.
+        noise: whether ``.2 i`` and ``1e4`` are variances (which reproduces the paper's figures) or standard deviations.
+        seed: seed of the problem's data.
     """
 
     def __init__(
@@ -39,7 +39,9 @@ class RobustRegressionData(ProblemData):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, examples_per_client, batch_size)
-        self.dim, self.noise, self.seed = dim, noise, seed
+        self.dim = dim
+        self.noise = noise
+        self.seed = seed
 
     @override
     def setup(self, stage: str) -> None:
@@ -58,14 +60,15 @@ class RobustRegressionData(ProblemData):
 class RobustRegression(LightningModule):
     """Mean of ``rho(y - <a, x>)``, ``rho(t) = 1 - (1 - (t/c)^2)^3`` for |t| <= c, else 1.
 
-    Validation logs the norm of the gradient of the mean over all data, ``val_gradient_norm``, and divided by its value
-    at the start, ``val_relative_gradient_norm``: equation (17) as printed cannot reach the paper's 0.4 to 0.1.
+    Validation logs the norm of the gradient of the mean over all data (``val_gradient_norm``), and this norm divided by
+    that at the start (``val_relative_gradient_norm``). The paper's values of 0.4 to 0.1 must be the latter: the norm of
+    equation (17) as printed does not reach them.
 
     Args:
-        dim: d.
-        threshold: c.
+        dim: number of features (d).
+        threshold: the residual from which on the loss is constant (c).
         squared: square rho, as equation (17) prints; the paper's results need the plain loss.
-        lr: of the module's own SGD.
+        lr: learning rate of the module's SGD.
     """
 
     def __init__(
@@ -77,12 +80,15 @@ class RobustRegression(LightningModule):
     ) -> None:
         super().__init__()
         self.point = nn.Parameter(torch.zeros(dim))
-        self.threshold, self.squared, self.lr = threshold, squared, lr
+        self.threshold = threshold
+        self.squared = squared
+        self.lr = lr
         self._start_norm = math.nan
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The mean loss of a batch."""
         features, targets = batch
+        # The clamp makes rho = 1, with zero gradient, for |t| > c: outliers do not pull.
         inside = (1 - ((targets - features @ self.point) / self.threshold).square()).clamp(min=0)
         rho: Tensor = 1 - inside**3
         return (rho.square() if self.squared else rho).mean()
@@ -100,7 +106,7 @@ class RobustRegression(LightningModule):
         self.log("val_relative_gradient_norm", norm / self._start_norm)
 
     def _norm_at_start(self, batch: tuple[Tensor, Tensor]) -> float:
-        """At x = 0, where every run starts; computed, not remembered, so that a resumed run agrees."""
+        """Norm of the gradient at x = 0, where every run starts; computed anew, so that a resumed run has it too."""
         now = self.point.detach().clone()
         with torch.enable_grad():
             self.point.data.zero_()

@@ -1,46 +1,64 @@
-"""Ending a run in good order when the system or the user asks for it."""
+"""Stopping a run cleanly, with a checkpoint, when the system or the user asks for it."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lfl.trainer import FederatedTrainer
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 
 class StoppedBySignal(KeyboardInterrupt):
-    """SIGINT came while a run was trained, which has ended in good order."""
+    """SIGINT stopped a run at the end of a round, and the checkpoint was written."""
 
 
-def hand_on(number: int) -> None:
-    """End what called a run that signal ``number`` has ended; 0 for none.
+def raise_signal_again(number: int) -> None:
+    """Stop the calling script too if signal ``number`` stopped its run; 0 if none did.
 
-    A script must not go on with a model that is trained by half, as if nothing had happened.
+    Otherwise the script would continue with a model that is only half trained.
 
     Raises:
-        StoppedBySignal: SIGINT.
-        SystemExit: SIGTERM, with code 143.
+        StoppedBySignal: the signal was SIGINT.
+        SystemExit: the signal was SIGTERM; the exit code is 143.
     """
     if number == signal.SIGINT:
         raise StoppedBySignal
     if number:
-        sys.exit(128 + number)
+        sys.exit(128 + number)  # the shell's convention for a process that a signal ended
+
+
+@dataclass
+class StopRequest:
+    """Whether a run should stop after the current round.
+
+    Attributes:
+        should_stop: set to True by a signal, a callback or the module to stop the run.
+        signal: number of the signal that asked for it; 0 if none did.
+    """
+
+    should_stop: bool = False
+    signal: int = 0
 
 
 class GracefulSignals:
-    """SIGINT and SIGTERM end a run at the end of the round, with a checkpoint; a second one ends it at once."""
+    """Context in which SIGINT and SIGTERM stop a run after the current round, and a second signal stops it at once.
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
-        self._trainer = trainer
+    Args:
+        request: set when the first signal arrives.
+        tell: prints one line to the user.
+    """
+
+    def __init__(self, request: StopRequest, tell: Callable[[str], None]) -> None:
+        self._request = request
+        self._tell = tell
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._previous[number] = signal.signal(number, self._stop)
-            except ValueError:  # not in the main thread: leave signals to whoever runs us
+            except ValueError:  # outside the main thread Python allows no handlers: signals are then the caller's
                 return
 
     def __exit__(self, *exception: object) -> None:
@@ -49,9 +67,10 @@ class GracefulSignals:
 
     def _stop(self, number: int, frame: Any) -> None:
         del frame
-        trainer = self._trainer
-        if trainer.interrupted:
+        # The second signal: a round may take hours, and the user does not want to wait for its end.
+        if self._request.signal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        trainer.interrupted, trainer.should_stop = number, True
-        trainer.display.message("Stopping after this round, with a checkpoint; once more to stop at once.")
+        self._request.signal = number
+        self._request.should_stop = True
+        self._tell("Stopping after this round, with a checkpoint; once more to stop at once.")

@@ -1,72 +1,78 @@
-"""Several processes share the clients of a round; one all-reduce a round joins what they found."""
+"""Sums over processes: one all-reduce adds up all the tensors of a round."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed
-from lightning.fabric import Fabric
 from torch import Tensor
 
+from lfl.processes.group import Processes
+
+Name = str | tuple[str, str]  # one object uses one of the two, since names are sorted
 _Shape = tuple[int, ...]
 
 
 class ProcessSums:
-    """Sums of named float64 tensors over the processes, time after time, in one all-reduce each.
+    """Adds up named float64 tensors over the processes, once per round, usually with a single all-reduce.
 
-    A process may lack names that others have, or have none. As long as names and shapes are among those of the last
-    time, they are known: the buffer is ``[misfits, how many processes have each name, the tensors]``. A process that
-    has anything else says so by its 1 in the first place, sees what the others say by the sum, and all exchange their
-    names and reduce again. One process: what comes in comes out.
+    Processes may have different names: one that trained no client has none. Every process remembers the names and
+    shapes of the last call, which are the same on all of them, so a call need not send them. The buffer of the
+    all-reduce is ``[misfit, holders of each name ..., tensors ...]``:
+
+    - ``misfit`` is 1 on a process that has a name or a shape that is not remembered. If its sum is above 0, every
+      process sees that, all exchange their names and shapes, and the all-reduce is repeated.
+    - The holders are 1 for each name that this process has. If their sum is 0, nobody has the name any more.
+
+    With one process nothing is sent, and the result is the input.
 
     Args:
-        fabric: with the processes started.
+        processes: the processes, which have been started.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-        self._shapes: dict[str, _Shape] = {}  # of the last time, the same on every process
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._shapes: dict[Name, _Shape] = {}  # of the last call; the same, in the same order, on every process
 
-    def join(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums over processes of all names that any process has; every process must call it."""
-        if self._fabric.world_size == 1:
-            return sums
+    @property
+    def num_processes(self) -> int:
+        """Number of processes."""
+        return self._processes.count
+
+    def join(self, sums: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+        """Add up the tensors over the processes; every process must call it.
+
+        Args:
+            sums: this process's tensors (float64) by name; the names are all strings or all pairs of strings.
+
+        Returns:
+            The sum of each tensor that at least one process has, by name; the same on every process.
+        """
+        if self._processes.count == 1:
+            return dict(sums)
         shapes = {name: tuple(value.shape) for name, value in sums.items()}
         fits = all(self._shapes.get(name) == shape for name, shape in shapes.items())
-        misfits, joined = self._reduce(sums if fits else {}, misfits=not fits)
-        if misfits:
-            found = [item for part in gather_objects(self._fabric, shapes) for item in part.items()]
-            self._shapes = dict(sorted(found))
-            _, joined = self._reduce(sums, misfits=False)
-        # What nobody had this time is not sent next time.
+        # A process whose tensors do not fit takes part all the same, with zeros: the buffers of all processes must
+        # have the same length, or the all-reduce would hang or fail.
+        has_misfit, joined = self._reduce(sums if fits else {}, is_misfit=not fits)
+        if has_misfit:
+            gathered = [item for shapes in self._processes.gather(shapes) for item in shapes.items()]
+            self._shapes = dict(sorted(gathered))  # sorted, so that all processes lay out the buffer alike
+            _, joined = self._reduce(sums, is_misfit=False)
+        # A name that nobody had this time is not sent next time; if it comes back, it is a misfit.
         self._shapes = {name: self._shapes[name] for name in joined}
         return joined
 
-    def _reduce(self, sums: dict[str, Tensor], misfits: bool) -> tuple[bool, dict[str, Tensor]]:
-        """Whether anybody has what does not fit, and the sums of those names that anybody has."""
+    def _reduce(self, sums: Mapping[Any, Tensor], is_misfit: bool) -> tuple[bool, dict[Name, Tensor]]:
+        """Do one all-reduce; returns whether any process has a misfit, and the sums by name over all processes."""
         names = list(self._shapes)
-        header = [float(misfits), *(float(name in sums) for name in names)]
-        parts = [torch.tensor(header, dtype=torch.float64, device=self._fabric.device)]
+        header = [float(is_misfit), *(float(name in sums) for name in names)]
+        pieces = [torch.tensor(header, dtype=torch.float64, device=self._processes.device)]
         for name, shape in self._shapes.items():
-            parts.append(sums[name].reshape(-1) if name in sums else parts[0].new_zeros(shape).reshape(-1))
-        flat = torch.cat(parts)
-        torch.distributed.all_reduce(flat)  # Fabric's own waits in a barrier before, which takes as long again
-        first, *values = flat.split([part.numel() for part in parts])
-        anybody, *holders = first.tolist()
-        joined = zip(names, values, holders, strict=True)
-        return anybody > 0, {name: value.reshape(self._shapes[name]) for name, value, count in joined if count}
-
-
-def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
-    """The values of all processes, in order of rank; every process must call it."""
-    if fabric.world_size == 1:
-        return [value]
-    found: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(found, value)
-    return found
-
-
-def process_name() -> str:
-    """``process 1``, or nothing where there is one process."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return ""
-    return f"process {torch.distributed.get_rank()}" if torch.distributed.get_world_size() > 1 else ""
+            pieces.append(sums[name].reshape(-1) if name in sums else pieces[0].new_zeros(shape).reshape(-1))
+        buffer = torch.cat(pieces)
+        torch.distributed.all_reduce(buffer)  # not Fabric's: it waits in a barrier first, which takes as long again
+        summed_header, *tensors = buffer.split([piece.numel() for piece in pieces])
+        num_misfits, *holders = summed_header.tolist()
+        joined = zip(names, tensors, holders, strict=True)
+        return num_misfits > 0, {name: tensor.reshape(self._shapes[name]) for name, tensor, count in joined if count}

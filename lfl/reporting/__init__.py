@@ -1,1 +1,1 @@
-"""What people see of a run."""
+"""Progress on the terminal, and the summary of a run."""

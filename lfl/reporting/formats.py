@@ -1,4 +1,6 @@
-"""Numbers of a run as people read them."""
+"""Bytes and durations as text, and whether a metric should be large or small."""
+
+from datetime import timedelta
 
 # Metrics that every run has.
 LOSS = "train/loss"
@@ -9,45 +11,28 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity", "gradient_norm", "distance")
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes with three digits and a decimal unit.
+    """A number of bytes with a decimal unit.
 
-    >>> format_bytes(512), format_bytes(1_234_567), format_bytes(999_999)
-    ('512 B', '1.23 MB', '1.00 MB')
+    >>> format_bytes(512), format_bytes(1_234_567), format_bytes(2e9)
+    ('512 bytes', '1.2 MB', '2.0 GB')
     """
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        # As it will be rounded, or 999 999 bytes would be 1000 kB.
-        if float(f"{count:.3g}") < 1000:
-            break
-        count, unit = count / 1000, larger
-    return f"{round(count)} B" if unit == "B" else f"{count:#.3g}".rstrip(".") + f" {unit}"
+    from rich.filesize import decimal
+
+    return decimal(round(count))
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in the unit that suits it.
+    """A duration: seconds up to a minute, then hours, minutes and seconds.
 
-    >>> format_seconds(0.0123), format_seconds(4.2), format_seconds(83), format_seconds(5025), format_seconds(93784)
-    ('12.3 ms', '4.2 s', '1 min 23 s', '1 h 24 min', '1 d 2 h')
+    >>> format_seconds(0.0123), format_seconds(4.2), format_seconds(83), format_seconds(93784)
+    ('0.0123 s', '4.2 s', '0:01:23', '1 day, 2:03:04')
     """
-    if seconds < 0.0009995:
-        return f"{seconds * 1e6:.3g} us"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, rest = divmod(round(seconds / 60), 60)
-    if hours < 24:
-        return f"{hours} h {rest} min"
-    days, rest = divmod(round(seconds / 3600), 24)
-    return f"{days} d {rest} h"
+    return f"{seconds:.3g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def direction_of(name: str) -> int:
-    """1 if a metric of this name should be large, -1 if small, 0 if the name does not say."""
-    # The loss first: `val_acc_loss` would be a loss.
+    """1 if a metric of this name should be large, -1 if small, 0 if the name does not tell."""
+    # First the words of losses: `val_acc_loss` should be small.
     if any(word in name for word in _LOWER_IS_BETTER):
         return -1
     return 1 if any(word in name for word in _HIGHER_IS_BETTER) else 0

@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The best and last values of a run's metrics, and the table that shows them at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RunSummary:
-    """The best and the last value of every metric of a run, gathered round by round.
+    """Keeps the best and the last value of every metric of a run, round by round.
 
     Example:
         >>> summary = RunSummary()
@@ -33,11 +33,11 @@ class RunSummary:
         self._clock = time.monotonic()
 
     def start(self) -> None:
-        """Start the clock anew: what passed since the last round or since a checkpoint was loaded does not count."""
+        """Restart the clock, so that the time since the last round, or since loading a checkpoint, does not count."""
         self._clock = time.monotonic()
 
     def update(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of a round that has just ended."""
+        """Add the metrics of the round that has just ended."""
         now = time.monotonic()
         self.seconds += now - self._clock
         self._clock = now
@@ -49,17 +49,17 @@ class RunSummary:
             record.update(float(value), round)
 
     def best(self, key: str) -> tuple[float, int] | None:
-        """The best value of a metric and its round; None where the name does not say what is better."""
+        """The best value of a metric and its round; None if it is unknown, or its name does not tell what is better."""
         record = self._records.get(key)
         return None if record is None or record.best_round is None else (record.best, record.best_round)
 
     def last(self, key: str) -> tuple[float, int] | None:
-        """The last value of a metric and its round; None where there is none."""
+        """The last value of a metric and its round; None if it was never logged."""
         record = self._records.get(key)
         return None if record is None else (record.last, record.last_round)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as numbers and strings."""
+        """The state for a checkpoint, as numbers and strings."""
         return {
             "num_rounds": self.num_rounds,
             "seconds": self.seconds,
@@ -67,17 +67,17 @@ class RunSummary:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; the time between is not counted."""
+        """Restore the state of a checkpoint, and restart the clock."""
         self.num_rounds = state["num_rounds"]
         self.seconds = state["seconds"]
         self._records = {key: _Record(**record) for key, record in state["records"].items()}
         self.start()
 
     def render(self, directory: str | Path | None = None) -> Table:
-        """The table for the end of the run.
+        """Make a table of the validation metrics and the loss, with rounds, time, bytes and the run's folder below.
 
         Args:
-            directory: The run's folder, to be named below.
+            directory: The run's folder; not shown by default.
         """
         from rich import box
         from rich.table import Table
@@ -89,7 +89,7 @@ class RunSummary:
             metrics.add_column(heading, justify="right")
         for key in sorted(keys, key=lambda key: key == LOSS):
             metrics.add_row(key, *_cells(self.best(key)), *_cells(self.last(key)))
-        # A grid around it, for the lines below may be wider than the metrics: a caption would be folded to their width.
+        # The lines below are rows of a grid around the metrics, since a caption would be wrapped to their width.
         table = Table.grid()
         if keys:
             table.add_row(metrics)
@@ -99,8 +99,8 @@ class RunSummary:
 
     def _lines(self, directory: str | Path | None) -> list[str]:
         count = "1 round" if self.num_rounds == 1 else f"{self.num_rounds} rounds"
-        each = f", {format_seconds(self.seconds / self.num_rounds)} per round" if self.num_rounds else ""
-        lines = [f"{count} in {format_seconds(self.seconds)}{each}"]
+        per_round = f", {format_seconds(self.seconds / self.num_rounds)} per round" if self.num_rounds else ""
+        lines = [f"{count} in {format_seconds(self.seconds)}{per_round}"]
         totals = [(name, self.last(key)) for name, key in (("up", UP), ("down", DOWN))]
         sent = [f"{name} {format_bytes(total[0])}" for name, total in totals if total is not None]
         if sent:
@@ -121,11 +121,24 @@ class _Record:
     last_round: int = 0
 
     def update(self, value: float, round_number: int) -> None:
-        self.last, self.last_round = value, round_number
+        self.last = value
+        self.last_round = round_number
         is_better = self.best_round is None or (value - self.best) * self.direction > 0
         if self.direction and is_better and not math.isnan(value):
-            self.best, self.best_round = value, round_number
+            self.best = value
+            self.best_round = round_number
 
 
 def _cells(value: tuple[float, int] | None) -> tuple[str, str]:
     return ("", "") if value is None else (f"{value[0]:.4g}", str(value[1]))
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    """Make a table of the metrics of one evaluation."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table("metric", "value", box=box.SIMPLE_HEAD)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.6g}")
+    return table

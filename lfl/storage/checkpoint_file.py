@@ -1,7 +1,8 @@
-"""Checkpoint files and run folders: written whole or not at all, read with one clear error or not at all.
+"""Checkpoint files and run folders.
 
-A checkpoint is a dictionary of tensors, numbers, strings, lists and dictionaries, as ``torch.load(weights_only=True)``
-reads it. A run never writes into another run's folder: it takes the next free one.
+A checkpoint is written completely or not at all, and is read completely or refused with one clear error. It is a
+dictionary of tensors, numbers, strings, lists and dictionaries, as ``torch.load(weights_only=True)`` reads it. A run
+never writes into another run's folder: it takes the next free one.
 """
 
 import codecs
@@ -21,31 +22,31 @@ from torch import Tensor
 from lfl.version import __version__
 
 FORMAT_VERSION = 4
-"""Raised by one when a checkpoint changes so that older code would misread it."""
+"""Increased by one when checkpoints change so that older code would misread them."""
 
 _FORMAT_KEY = "lfl_format_version"
 _WRITER_KEY = "lfl_version"
-_FIRST_WRITER = "0.1.0"  # whose checkpoints, of formats 1 to 3, do not say who wrote them
+_FIRST_WRITER = "0.1.0"  # the version whose checkpoints, of formats 1 to 3, do not name their writer
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
-# ``torch.load(weights_only=True)`` takes these by itself, but for torch 2.4 and 2.5.
+# For torch 2.4 and 2.5; newer ones load these types with ``weights_only=True`` without being told.
 torch.serialization.add_safe_globals([bytes, codecs.encode, complex, set])
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; one line that names the file, what it is, and what to do."""
+    """A checkpoint that cannot be used. The message is one line: which file, what is wrong, what to do."""
 
 
 def save_atomically(state: dict[str, Any], path: Path) -> None:
-    """Writes ``state`` to ``path`` so that a reader finds the old file or the whole new one, even after a crash.
+    """Writes ``state`` to ``path`` so that a reader finds the old file or the complete new one, even after a crash.
 
-    The data goes to a temporary file in the same folder, is flushed to the disk, and takes the name in one step. If
-    anything fails, the temporary file is removed and the old checkpoint stays. What a killed process left behind is
-    removed by the next save to the same path.
+    The data is written to a temporary file in the same folder, flushed to the disk, and then renamed to ``path`` in
+    one step. If anything fails, the temporary file is removed and the old checkpoint stays. The temporary file of a
+    process that was killed is removed by the next save to the same path.
 
     Args:
-        state: what to save; missing folders above ``path`` are made.
-        path: the checkpoint file.
+        state: what to save.
+        path: the checkpoint file; missing folders above it are made.
 
     Raises:
         TypeError: ``state`` holds an object that could not be loaded again.
@@ -61,13 +62,14 @@ def save_atomically(state: dict[str, Any], path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The dictionary that ``save_atomically`` wrote to ``path``, its tensors on the CPU.
+    """Load the dictionary that ``save_atomically`` wrote to ``path``, with its tensors on the CPU.
 
     Raises:
-        CheckpointError: the file is missing, damaged, something else, or of another format.
+        CheckpointError: the file is missing, damaged, not a checkpoint of lfl, or in another format.
     """
     _check_archive(path)
     try:
+        # `weights_only`: a checkpoint from somebody else must not be able to run code.
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
@@ -77,39 +79,42 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of lfl but {_describe(state)}. "
             "A run continues only from its own checkpoints; load weights into the model with `load_state_dict`."
         )
-    found, writer = state.pop(_FORMAT_KEY), state.pop(_WRITER_KEY, _FIRST_WRITER)
-    if found != FORMAT_VERSION:
-        advice = "Upgrade lfl" if found > FORMAT_VERSION else f"Go on with lfl {writer}, or start the run again"
+    version = state.pop(_FORMAT_KEY)
+    writer = state.pop(_WRITER_KEY, _FIRST_WRITER)
+    if version != FORMAT_VERSION:
+        advice = "Upgrade lfl" if version > FORMAT_VERSION else f"Go on with lfl {writer}, or start the run again"
         raise CheckpointError(
-            f"{path} was written by lfl {writer} in checkpoint format {found}; lfl {__version__} reads format "
+            f"{path} was written by lfl {writer} in checkpoint format {version}; lfl {__version__} reads format "
             f"{FORMAT_VERSION}. {advice}."
         )
     return state
 
 
 def find_last(root: Path) -> Path:
-    """The ``last.ckpt`` written most recently by a run in ``root`` or one folder below; what ``ckpt_path: last`` means.
+    """The newest ``last.ckpt`` of the runs in ``root`` or one folder below it: the meaning of ``ckpt_path: last``.
 
-    Of checkpoints with the same time the one with the higher run number counts as the last.
+    Of checkpoints with the same time, the one with the highest run number counts as the newest.
 
     Raises:
         CheckpointError: there is none.
     """
-    found = []
+    candidates = []
     for pattern in ("*/checkpoints/last.ckpt", "*/*/checkpoints/last.ckpt"):
         for path in root.glob(pattern):
             with suppress(FileNotFoundError):  # removed meanwhile by another process
-                found.append((path.stat().st_mtime_ns, _run_number(path.parts[-3]), str(path), path))
-    if not found:
+                candidates.append((path.stat().st_mtime_ns, _run_number(path.parts[-3]), str(path), path))
+    if not candidates:
         raise CheckpointError(
             f"There is no last checkpoint: no run folder in {root} has checkpoints/last.ckpt. "
             "Give the path of a checkpoint file, or the folder that holds the runs."
         )
-    return max(found)[-1]
+    return max(candidates)[-1]
 
 
 def new_run_folder(root: Path, prefix: str = "run") -> Path:
-    """Makes and returns ``root/run_000``, or the number after the highest one there; no two processes get the same.
+    """Makes the folder ``root/run_000``, or the one after the highest number there, and returns its path.
+
+    Two processes never get the same folder.
 
     Raises:
         OSError: the folder cannot be made; the message names it.
@@ -122,7 +127,7 @@ def new_run_folder(root: Path, prefix: str = "run") -> Path:
         while True:
             folder = root / f"{prefix}_{number:03d}"
             try:
-                os.mkdir(folder)
+                os.mkdir(folder)  # fails if another process was faster: no lock is needed
             except FileExistsError:
                 number += 1
             else:
@@ -133,10 +138,10 @@ def new_run_folder(root: Path, prefix: str = "run") -> Path:
 
 
 def check_writable(root: Path) -> None:
-    """Says early whether a run folder can be made in ``root``, and makes nothing.
+    """Checks, before any work and without making anything, that a run folder can be made in ``root``.
 
     Raises:
-        OSError: it cannot; the message names the folder.
+        OSError: it cannot be made; the message names the folder.
     """
     nearest = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -146,7 +151,7 @@ def check_writable(root: Path) -> None:
 
 
 def write_error(error: OSError, path: Path) -> OSError:
-    """The same kind of error, with a one-line message that names ``path`` and, for a full disk, the free space."""
+    """An OSError with the same number, and one line that names ``path`` and, if the disk is full, the free space."""
     message = f"Cannot write {path}: {error.strerror or error}."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(path.parent).free / 2**20
@@ -155,7 +160,10 @@ def write_error(error: OSError, path: Path) -> OSError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes the names in ``folder`` to the disk: a new file's data may be there before its name is."""
+    """Flushes the file names in ``folder`` to the disk.
+
+    ``fsync`` of a file flushes its data only: after a power failure, the name of a new file could be missing.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -164,7 +172,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class _Writer:
-    """A raw file for ``torch.save`` that remembers its own error: torch reports a full disk as a bare RuntimeError."""
+    """A raw file for ``torch.save`` that keeps its own error: torch reports a full disk as a bare RuntimeError."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -174,7 +182,7 @@ class _Writer:
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
-            while rest:
+            while rest:  # a raw file may take less than it is given, 2 GiB at most
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.error = error
@@ -186,6 +194,14 @@ class _Writer:
 
 
 def _write_and_replace(state: dict[str, Any], path: Path) -> None:
+    # The order, and what a crash (of the process, or a power failure) leaves at `path` after each step:
+    # 1. write the temporary file: the old checkpoint; half a temporary file lies beside it;
+    # 2. flush it: the old checkpoint. Without this step the renamed file could be empty after a power failure, since
+    #    the disk may store the new name before the data;
+    # 3. rename it: the old checkpoint or the new one, each complete;
+    # 4. flush the folder: the new checkpoint for certain. Only after this may the caller reuse the client rows that
+    #    the old checkpoint referred to (`ClientStore.release`): until then the old one may still come back.
+    # In the same folder, since a file can only be renamed within one file system.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with FileIO(temporary, "w") as file:
@@ -198,14 +214,14 @@ def _write_and_replace(state: dict[str, Any], path: Path) -> None:
                 raise
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # a KeyboardInterrupt too
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes temporary files of ``path`` whose process no longer lives."""
+    """Removes temporary files of ``path`` that processes left which have ended."""
     pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.tmp")
     for entry in path.parent.iterdir():
         match = pattern.fullmatch(entry.name)
@@ -215,7 +231,7 @@ def _remove_stale(path: Path) -> None:
 
 def _is_alive(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 is not sent: it only tells whether the process exists
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # somebody else's process
@@ -224,7 +240,10 @@ def _is_alive(process: int) -> bool:
 
 
 def _check_loadable(value: Any, where: str) -> None:
-    """Exact types, since ``numpy.float64`` is a ``float`` and yet no number to ``torch.load(weights_only=True)``."""
+    """Raises TypeError for a value that ``torch.load(weights_only=True)`` could not load again.
+
+    Types must match exactly: ``numpy.float64`` is a subclass of ``float``, but it could not be loaded.
+    """
     if isinstance(value, Tensor) or type(value) in _PLAIN:
         return
     if isinstance(value, dict) and type(value).__name__ in ("dict", "OrderedDict"):
@@ -243,7 +262,7 @@ def _check_loadable(value: Any, where: str) -> None:
 
 
 def _check_archive(path: Path) -> None:
-    """Raises for a file that is not an undamaged zip archive; torch itself does not compare the checksums."""
+    """Raises CheckpointError unless the file is an undamaged zip archive; torch itself does not compare checksums."""
     remedy = "Take an earlier checkpoint."
     try:
         with open(path, "rb") as file:
@@ -257,6 +276,7 @@ def _check_archive(path: Path) -> None:
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # zipfile raises five types for damaged archives
+        # A file that begins as an archive does, or is too short to tell, was probably a checkpoint once.
         if not b"PK\x03\x04".startswith(start):
             raise CheckpointError(
                 f"{path} is not a checkpoint of lfl: it is no torch archive. Give the path of a checkpoint file."
@@ -268,7 +288,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _describe(state: Any) -> str:
-    """What a foreign torch file seems to be."""
+    """A guess, in words, at what a torch file holds that is not a checkpoint of lfl."""
     if not isinstance(state, dict):
         return f"a torch file that holds a {type(state).__name__}"
     if "pytorch-lightning_version" in state:
@@ -279,6 +299,6 @@ def _describe(state: Any) -> str:
 
 
 def _run_number(name: str) -> int:
-    """The number at the end of a run folder's name, or -1."""
+    """The number at the end of a run folder's name; -1 if there is none."""
     digits = re.search(r"\d+$", name)
     return int(digits[0]) if digits else -1

@@ -1,45 +1,42 @@
 """What clients keep between rounds: named slots with one row per client, in memory or in a file.
 
-N clients never cost N rows: a row comes into being when it is first written.
+A row is made when it is first written, so clients that never take part cost no memory.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 import torch
 from torch import Tensor
 
-from lfl.storage.row_file import RowFile, grown
+from lfl.storage.row_file import RowFile
+from lfl.storage.rows import ClientIndex, FileRows, MemoryRows, RowLayout, RowStorage
 
 Kind = Literal["device", "host", "memmap"]
 
-_CHUNK_BYTES = 2**28
-_FIRST_CHUNK_BYTES = 2**20
-
 
 class ClientStore:
-    """Rows of numbers that belong to clients (control variates, personal weights, error feedback ...).
+    """Rows of numbers that belong to clients: control variates, personal weights, error feedback and so on.
 
-    All kinds give the same bits. "device" keeps the rows in the accelerator's memory, "host" in the CPU's (pinned
-    where the device is a CUDA one), "memmap" in one file a slot. Those files are read and written by position
-    (``pread``, ``pwrite``), not mapped: their pages then do not count as this process's memory, which stays the same
-    however many rows there are, and a full disk is an ``OSError`` instead of the end of the process by SIGBUS.
+    All kinds of stores give exactly the same numbers. "device" keeps the rows in the accelerator's memory, "host" in
+    the CPU's memory (pinned if the device is a CUDA GPU), and "memmap" in one file per slot. The files are read and
+    written by position (``pread``, ``pwrite``) and not mapped, so the memory of this process stays the same however
+    many rows there are, and a full disk raises ``OSError`` instead of ending the process by SIGBUS.
 
-    Checkpoints: ``snapshot`` gives a state to save, ``release`` says that it is no longer needed, ``restore`` fills a
-    new store from it, of any kind. A memmap snapshot refers to rows in this store's files, so release it only after
-    the checkpoint that holds it was deleted or replaced; then a process killed at any instant leaves a checkpoint that
-    can be read in full.
+    For checkpoints, ``snapshot`` returns a state to save, ``release`` says that it is no longer needed, and ``restore``
+    fills a new store, of any kind, from it. A memmap snapshot refers to rows in this store's files, so release it only
+    after the checkpoint that holds it was deleted or replaced. Then a process that is killed at any moment leaves a
+    checkpoint that can be read completely.
 
     Args:
-        num_clients: ids are 0 to ``num_clients - 1``.
-        kind: where rows live.
-        device: where ``gather`` puts them.
-        directory: folder of the row files (memmap only), made at the first write. Files that are there already are
-            left alone.
-        shard: number of this process; part of the row files' names.
+        num_clients: number of clients (N); their ids are 0 to N - 1.
+        kind: where rows are kept.
+        device: the device on which ``gather`` returns them.
+        directory: folder of the row files (memmap only), made at the first write. Existing files are not touched.
+        shard: rank of this process; part of the row files' names.
 
     Raises:
         ValueError: ``kind`` is unknown, ``num_clients`` is not positive, or memmap lacks its directory.
@@ -73,48 +70,50 @@ class ClientStore:
         self._tags: set[str] = set()
 
     def declare(self, name: str, width: int, dtype: torch.dtype, fill: float = 0.0) -> None:
-        """Adds a slot; nothing happens where the same one was declared before.
+        """Adds a slot. Declaring it again with the same arguments does nothing.
 
         Args:
-            name: the slot.
+            name: name of the slot.
             width: numbers per client.
-            dtype: their type.
-            fill: what a row that was never written holds.
+            dtype: type of the numbers.
+            fill: value of the numbers in a row that was never written.
 
         Raises:
-            ValueError: ``name`` was declared with other arguments, or ``fill`` or ``width`` cannot be.
+            ValueError: ``name`` was declared with other arguments, ``width`` is negative, or ``fill`` is not of
+                ``dtype``.
         """
-        layout = _Layout(width, dtype, float(fill))
+        layout = RowLayout(width, dtype, float(fill))
         if width < 0:
             raise ValueError(f"`width={width}` of client slot {name!r} must not be negative.")
         if not dtype.is_floating_point and not layout.fill.is_integer():
             raise ValueError(f"`fill={fill}` of client slot {name!r} is no {dtype}.")
         known = self._slots.get(name)
         if known is None:
-            self._slots[name] = _Slot(layout, _ClientIndex(self.num_clients))
+            self._slots[name] = _Slot(layout, ClientIndex(self.num_clients))
         elif str(known.layout) != str(layout):  # as text, where nan equals nan
             raise ValueError(
                 f"Client slot {name!r} is declared as {layout}, but it exists as {known.layout}: use another name."
             )
 
     def reserve(self, name: str) -> None:
-        """Says that a slot will be declared during the rounds, when its width is known."""
+        """Announces a slot that will be declared during the rounds, when its width is known."""
         self._reserved.add(name)
 
     @property
     def is_used(self) -> bool:
-        """Whether clients keep anything, now or later: then each must always be trained by the same process."""
+        """Whether clients keep rows, now or later. Then each client must always be trained by the same process."""
         return bool(self._slots or self._reserved)
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
-        """The rows of clients ``ids`` [C] (int64, on the CPU; repeats allowed), a new tensor [C, width] on the device.
+        """Reads the rows of clients ``ids`` [C] (int64, on the CPU; an id may repeat) into a new tensor [C, width].
 
         Raises:
-            ValueError: the slot is unknown, or an id is.
+            ValueError: the slot or an id is unknown.
         """
         slot = self._slot(name)
         self._check_ids(ids)
         rows = slot.index.rows_of(ids)
+        # The usual case after a few rounds: all clients have a row, and nothing needs to be filled.
         if slot.storage is not None and len(ids) and int(rows.min()) >= 0:
             return slot.storage.read(rows)
         where = (rows >= 0).nonzero().squeeze(1)
@@ -125,12 +124,12 @@ class ClientStore:
         return result
 
     @torch.no_grad()
-    @torch.inference_mode(False)  # a tensor made in inference mode could not be changed after it
+    @torch.inference_mode(False)  # a tensor made in inference mode cannot be changed outside of it
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
         """Sets the rows of clients ``ids`` [C] (int64, on the CPU, none twice) to ``rows`` [C, width], on any device.
 
         Raises:
-            ValueError: the slot or an id is unknown, an id is there twice, or ``rows`` has another shape or type.
+            ValueError: the slot or an id is unknown, an id repeats, or ``rows`` has another shape or type.
             OSError: the rows do not fit on the disk (memmap).
         """
         slot = self._slot(name)
@@ -149,11 +148,12 @@ class ClientStore:
             slot.storage = self._new_storage(name, slot.layout)
         targets, new_ids = slot.index.plan(ids)
         slot.storage.write(targets, rows.detach())
-        slot.index.add(new_ids)  # last: a failed write adds no client
+        # Last: after a failed write, such as on a full disk, clients that had no row still have none.
+        slot.index.add(new_ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows in use."""
+        """Number of bytes of all rows that were written."""
         return sum(len(slot.index) * slot.layout.row_bytes for slot in self._slots.values())
 
     @property
@@ -168,26 +168,26 @@ class ClientStore:
     @torch.no_grad()
     @torch.inference_mode(False)
     def snapshot(self, tag: str) -> dict[str, Any]:
-        """All rows as they are now, as tensors, numbers, strings and dictionaries on the CPU.
+        """The state of all rows, as tensors, numbers, strings and dictionaries on the CPU.
 
-        In memory kinds the state holds a copy of the rows; for memmap it holds eight bytes a row and the names of the
-        files, whose rows are on the disk when this returns and stay there until ``release(tag)``.
+        For "device" and "host" it holds a copy of the rows. For "memmap" it holds eight bytes per row and the names of
+        the files; the rows are on the disk when this returns, and stay there until ``release(tag)``.
 
         Raises:
-            ValueError: ``tag`` names a live snapshot.
+            ValueError: ``tag`` names a snapshot that was not released.
             OSError: the disk is full, or fails.
         """
         if tag in self._tags:
             raise ValueError(f"There is a snapshot {tag!r} of the client store already: release it first.")
-        files = self._files()
-        for file in files:  # first, so that a failure leaves no slot with a snapshot
+        # All files before the first snapshot: if a disk fails, no slot is left with a snapshot that nobody releases.
+        for file in self._files():
             file.sync()
         slots = {name: slot.snapshot(tag) for name, slot in self._slots.items()}
         self._tags.add(tag)
         return {"kind": self.kind, "num_clients": self.num_clients, "slots": slots}
 
     def release(self, tag: str) -> None:
-        """Forgets a snapshot whose checkpoint was deleted or replaced: room that it alone held is used again.
+        """Forgets a snapshot whose checkpoint was deleted or replaced, so that its room in the files is used again.
 
         Raises:
             ValueError: there is no such snapshot.
@@ -196,30 +196,32 @@ class ClientStore:
             raise ValueError(f"There is no snapshot {tag!r} of the client store; live ones: {sorted(self._tags)}.")
         self._tags.remove(tag)
         for file in self._files():
-            if tag in file.tags:  # a slot may be younger than the snapshot
+            if tag in file.tags:  # a slot that was declared after the snapshot is not part of it
                 file.release(tag)
 
     def restore(
         self, state: dict[str, Any], directory: Path | None = None, mine: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Adds the rows of a snapshot, of a store of any kind, to this one.
+        """Adds the rows of a snapshot, of a store of any kind, to this store.
 
-        Slots that this store lacks are declared. Call it once for each shard of a checkpoint to unite them. Row files
-        are only read; their rows are copied into this store.
+        Slots that this store lacks are declared. A checkpoint of several processes has one snapshot per process: call
+        this once for each of them. Row files are only read; their rows are copied into this store.
 
         Args:
             state: what ``snapshot`` returned.
-            directory: the folder that the row files of a memmap snapshot lie in, which need not be this store's own.
-            mine: which of some ids [C] to take [C] (bool); all where None.
+            directory: folder of the row files of a memmap snapshot; it need not be this store's own.
+            mine: returns a mask [C] (bool) of those clients ``ids`` [C] whose rows to take; None takes all.
 
         Raises:
-            ValueError: the snapshot has other clients or slots than this store, or rows that this store has too.
-            CheckpointError: a row file is missing, too short, or another run's.
+            ValueError: the snapshot has another number of clients, a slot with another layout, or rows that this store
+                has already.
+            CheckpointError: a row file is missing, too short, or from another run.
         """
         if state["num_clients"] != self.num_clients:
             raise ValueError(
                 f"The checkpoint has client state for {state['num_clients']} clients, but there are {self.num_clients}."
             )
+        # Two passes: slots and clients that clash are found before the first row is written.
         for name, saved in state["slots"].items():
             self.declare(name, saved["width"], getattr(torch, saved["dtype"]), saved["fill"])
             ids = saved["ids"] if mine is None else saved["ids"][mine(saved["ids"])]
@@ -232,8 +234,8 @@ class ClientStore:
                 ids = saved["ids"][start : start + len(rows)]
                 start += len(rows)
                 if mine is not None:
-                    taken = mine(ids)
-                    ids, rows = ids[taken], rows[taken]
+                    is_mine = mine(ids)
+                    ids, rows = ids[is_mine], rows[is_mine]
                 self.scatter(name, ids, rows)
 
     def close(self) -> None:
@@ -257,103 +259,33 @@ class ClientStore:
             raise ValueError(f"Client ids must be 0 to {self.num_clients - 1}, not {_shorten(unknown)}.")
 
     def _files(self) -> list[RowFile]:
-        return [slot.storage.file for slot in self._slots.values() if isinstance(slot.storage, _FileRows)]
+        return [slot.storage.file for slot in self._slots.values() if isinstance(slot.storage, FileRows)]
 
-    def _new_storage(self, name: str, layout: "_Layout") -> "_Storage":
+    def _new_storage(self, name: str, layout: RowLayout) -> RowStorage:
         if self.kind == "memmap":
-            return _FileRows(self._new_file(name, layout), layout, self.device)
+            return FileRows(self._new_file(name, layout), layout, self.device)
         home = self.device if self.kind == "device" else torch.device("cpu")
-        return _MemoryRows(layout, home, self.device)
+        return MemoryRows(layout, home, self.device)
 
-    def _new_file(self, name: str, layout: "_Layout") -> RowFile:
+    def _new_file(self, name: str, layout: RowLayout) -> RowFile:
         assert self.directory is not None
         self.directory.mkdir(parents=True, exist_ok=True)
         number = 0
-        while True:  # a run that goes on in the folder of its checkpoint must not touch that one's files
+        # The first number that is free: if a checkpoint is resumed in its own folder, its files stay as they are.
+        while True:
             try:
+                # Quoted: the name of a slot may hold a slash.
                 path = self.directory / f"{quote(name, safe='')}-shard{self.shard}-{number}.rows"
                 return RowFile(path, layout.row_bytes)
             except FileExistsError:
                 number += 1
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What each row of a slot is."""
-
-    width: int
-    dtype: torch.dtype
-    fill: float
-
-    def __str__(self) -> str:
-        return f"width={self.width}, dtype={self.dtype}, fill={self.fill}"
-
-    @property
-    def row_bytes(self) -> int:
-        return self.width * self.dtype.itemsize
-
-
-class _ClientIndex:
-    """Which row each client has: rows are numbered in the order of their first write."""
-
-    def __init__(self, num_clients: int) -> None:
-        self._num_clients = num_clients
-        self._rows = torch.empty(0, dtype=torch.long)  # [N] by client, -1 for none; made at the first write
-        self._ids = torch.empty(0, dtype=torch.long)  # by row
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def ids(self) -> Tensor:
-        """The clients that have a row, by row."""
-        return self._ids[: self._count]
-
-    def rows_of(self, ids: Tensor) -> Tensor:
-        """The row of each client, or -1."""
-        return self._rows[ids] if self._count else torch.full_like(ids, -1)
-
-    def plan(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The row that each client has or would have, and the clients that have none yet."""
-        rows = self.rows_of(ids)
-        is_new = rows < 0
-        new_ids = ids[is_new]
-        if len(new_ids):
-            rows[is_new] = torch.arange(self._count, self._count + len(new_ids))
-        return rows, new_ids
-
-    def add(self, ids: Tensor) -> None:
-        """Gives the next rows to clients that have none."""
-        if not len(ids):
-            return
-        if not self._count:
-            self._rows = torch.full((self._num_clients,), -1)
-        end = self._count + len(ids)
-        self._ids = grown(self._ids, end, fill=-1)
-        self._ids[self._count : end] = ids
-        self._rows[ids] = torch.arange(self._count, end)
-        self._count = end
-
-
-class _Storage(Protocol):
-    """Numbered rows somewhere."""
-
-    def read(self, rows: Tensor) -> Tensor:
-        """The rows [C] as a new tensor [C, width] on the store's device."""
-
-    def write(self, rows: Tensor, values: Tensor) -> None:
-        """Sets rows [C] to values [C, width], which may be on any device."""
-
-    def snapshot(self, tag: str, count: int) -> dict[str, Any]:
-        """The first ``count`` rows, for a checkpoint."""
-
-
 @dataclass
 class _Slot:
-    layout: _Layout
-    index: _ClientIndex
-    storage: _Storage | None = None
+    layout: RowLayout
+    index: ClientIndex
+    storage: RowStorage | None = None
 
     def snapshot(self, tag: str) -> dict[str, Any]:
         """The slot for a checkpoint; ``_saved_rows`` reads it."""
@@ -368,107 +300,15 @@ class _Slot:
         return state
 
 
-def _saved_rows(saved: dict[str, Any], layout: _Layout, directory: Path | None) -> Iterator[Tensor]:
-    """The rows of a slot's snapshot in the order of its ids, in parts."""
+def _saved_rows(saved: dict[str, Any], layout: RowLayout, directory: Path | None) -> Iterator[Tensor]:
+    """Reads the rows of a slot's snapshot in the order of its ids, in chunks [n, width]."""
     if "rows" in saved:
         yield saved["rows"]
     elif "file" in saved:
         if directory is None:
             raise ValueError(f"The client rows of this checkpoint are in {saved['file']}: give its `directory`.")
-        for part in RowFile.read_snapshot(saved, directory):
-            yield part.flatten().view(layout.dtype).view(len(part), layout.width)
-
-
-class _MemoryRows:
-    """Rows in memory, in chunks: growing copies nothing, and no chunk is larger than 256 MiB (or one row)."""
-
-    def __init__(self, layout: _Layout, home: torch.device, device: torch.device) -> None:
-        self._layout = layout
-        self._home = home
-        self._device = device
-        self._is_pinned = home.type == "cpu" and device.type == "cuda"
-        self._chunks: list[Tensor] = []
-        self._starts: list[int] = []
-        self._capacity = 0
-
-    def read(self, rows: Tensor) -> Tensor:
-        result = torch.empty((len(rows), self._layout.width), dtype=self._layout.dtype, device=self._device)
-        for chunk, where, local in self._parts(rows):
-            if self._home.type == self._device.type:
-                result.index_copy_(0, where.to(self._device), chunk.index_select(0, local.to(self._home)))
-            else:
-                for target, source in zip(where.tolist(), local.tolist(), strict=True):
-                    result[target].copy_(chunk[source], non_blocking=self._is_pinned)
-        return result
-
-    def write(self, rows: Tensor, values: Tensor) -> None:
-        self._grow(int(rows.max()) + 1)
-        if self._home.type != "cpu":
-            values = values.to(self._home)
-        if self._is_pinned:  # copies that `read` started may still be under way
-            torch.cuda.synchronize(self._device)
-        for chunk, where, local in self._parts(rows):
-            if values.device.type == self._home.type:
-                chunk.index_copy_(0, local.to(self._home), values.index_select(0, where.to(self._home)))
-            else:
-                for source, target in zip(where.tolist(), local.tolist(), strict=True):
-                    chunk[target].copy_(values[source], non_blocking=self._is_pinned)
-        if self._is_pinned:
-            torch.cuda.synchronize(self._device)
-
-    def snapshot(self, tag: str, count: int) -> dict[str, Any]:
-        del tag
-        used = [chunk[: max(0, count - start)] for chunk, start in zip(self._chunks, self._starts, strict=True)]
-        return {"rows": torch.cat([rows.cpu() for rows in used])}
-
-    def _parts(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each chunk that ``rows`` touch: the chunk, where in ``rows``, and which rows of the chunk."""
-        if len(self._chunks) == 1:
-            yield self._chunks[0], torch.arange(len(rows)), rows
-            return
-        numbers = torch.bucketize(rows, torch.tensor(self._starts), right=True) - 1
-        for number in sorted(set(numbers.tolist())):
-            where = (numbers == number).nonzero().squeeze(1)
-            yield self._chunks[number], where, rows[where] - self._starts[number]
-
-    def _grow(self, size: int) -> None:
-        """Doubles until there is room, in chunks of limited size."""
-        least, limit = (max(1, bytes // max(1, self._layout.row_bytes)) for bytes in (_FIRST_CHUNK_BYTES, _CHUNK_BYTES))
-        while self._capacity < size:
-            count = min(limit, max(least, self._capacity, size - self._capacity))
-            shape = (count, self._layout.width)
-            chunk = torch.empty(shape, dtype=self._layout.dtype, device=self._home, pin_memory=self._is_pinned)
-            self._chunks.append(chunk)
-            self._starts.append(self._capacity)
-            self._capacity += count
-
-
-class _FileRows:
-    """Rows in a row file."""
-
-    def __init__(self, file: RowFile, layout: _Layout, device: torch.device) -> None:
-        self.file = file
-        self._layout = layout
-        self._device = device
-
-    def read(self, rows: Tensor) -> Tensor:
-        shape = (len(rows), self._layout.width)
-        is_pinned = self._device.type == "cuda"
-        result = torch.empty(shape, dtype=self._layout.dtype, pin_memory=is_pinned)
-        self.file.read(rows, out=_as_bytes(result))
-        return result.to(self._device, non_blocking=is_pinned)
-
-    def write(self, rows: Tensor, values: Tensor) -> None:
-        self.file.write(rows, _as_bytes(values.cpu().contiguous()))
-
-    def snapshot(self, tag: str, count: int) -> dict[str, Any]:
-        assert count == len(self.file)
-        return self.file.snapshot(tag)
-
-
-def _as_bytes(rows: Tensor) -> Tensor:
-    """The same memory as uint8 [C, bytes]."""
-    return rows.view(torch.uint8)
+        for rows in RowFile.read_snapshot(saved, directory):
+            yield rows.flatten().view(layout.dtype).view(len(rows), layout.width)
 
 
 def _shorten(ids: Tensor) -> str:

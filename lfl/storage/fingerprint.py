@@ -1,54 +1,28 @@
-"""What must be equal for a run to be resumed: a description of the settings that its numbers depend on."""
+"""A description of the settings that a run's numbers depend on; they must be equal for the run to be resumed."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 
 from lfl.storage.checkpoint_file import CheckpointError
 
-if TYPE_CHECKING:
-    from lfl.trainer import FederatedTrainer
-
 _PLAIN = (str, int, float, bool, type(None))
-_IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
-_IRRELEVANT = ("data.source.root:", "data.source.download:")  # where the data lies; the partition has its fingerprint
-
-
-def settings_of(trainer: FederatedTrainer) -> dict[str, Any]:
-    """What the numbers of a run depend on, but for rounding."""
-    module, layout = trainer.client_model.module, trainer.layout
-    data = {key: value for key, value in describe(trainer.data).items() if key not in _IRRELEVANT_DATA}
-    return {
-        "seed": int(trainer.seed),
-        "precision": trainer.precision,
-        "participation": describe(trainer.participation),
-        "local_work": describe(trainer.work),
-        "aggregator": describe(trainer.aggregator),
-        "buffers": trainer.buffers,
-        "on_nonfinite": trainer.on_nonfinite,
-        "system": describe(trainer.system),
-        "callbacks": describe([callback for callback in trainer.stack if not callback.observes]),
-        "optimizer": trainer.learning_rates.description,
-        "server_optimizer": trainer.server.description,
-        "model": {
-            "class": f"{type(module).__module__}.{type(module).__qualname__}",
-            "parameters": {n: list(s) for n, s in zip(layout.names, layout.shapes, strict=True)},
-            "modules": {n: repr(m) for n, m in module.named_modules() if not any(m.children())},
-        },
-        "data": {**data, "partition": trainer.data.partition.fingerprint()},
-    }
+# Where the data lies does not matter: the fingerprint of the partition shows that the data is the same.
+_IRRELEVANT = ("data.source.root:", "data.source.download:")
 
 
 def describe(value: Any) -> Any:
-    """An object as its class and constructor arguments, in plain values that a checkpoint can hold.
+    """Describe an object by its class and constructor arguments, in plain values that a checkpoint can hold.
 
-    Arguments are found by the convention that an object keeps them under their own names.
+    By convention an object keeps each constructor argument in an attribute of the same name.
     """
-    for plain in (bool, int, float, str):  # jsonargparse's number types are subclasses, which a checkpoint cannot hold
+    # jsonargparse's number types (`PositiveInt`) are subclasses, which a checkpoint cannot hold. `bool` comes before
+    # `int`, of which it is a subclass.
+    for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)
     if value is None:
@@ -67,12 +41,13 @@ def describe(value: Any) -> Any:
 
 
 def differences(saved: Any, now: Any, where: str = "") -> list[str]:
-    """The paths at which two descriptions differ, each with both values."""
+    """The differences between two descriptions, each as its path with both values."""
+    # Arguments are compared within one class only; two classes are one difference.
     if isinstance(saved, dict) and isinstance(now, dict) and saved.get("class") == now.get("class"):
-        found = []
+        texts = []
         for key in sorted(saved.keys() | now.keys()):
-            found += differences(saved.get(key), now.get(key), f"{where}.{key}" if where else key)
-        return found
+            texts += differences(saved.get(key), now.get(key), f"{where}.{key}" if where else key)
+        return texts
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         return [
             text for i, pair in enumerate(zip(saved, now, strict=True)) for text in differences(*pair, f"{where}[{i}]")
@@ -81,21 +56,21 @@ def differences(saved: Any, now: Any, where: str = "") -> list[str]:
 
 
 def check_resumable(saved: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Refuse to resume under settings that would give other numbers.
+    """Check that a run continues under the settings of its checkpoint, since others would give other numbers.
 
     Raises:
-        CheckpointError: names every difference.
+        CheckpointError: settings differ; the message names every difference.
     """
-    found = [text for text in differences(saved, now) if not text.startswith(_IRRELEVANT)]
-    if found:
+    changes = [text for text in differences(saved, now) if not text.startswith(_IRRELEVANT)]
+    if changes:
         raise CheckpointError(
-            f"Cannot resume `{path}` with changed settings ({'; '.join(found)}). Use the run's own settings, or start "
-            "a new run without --ckpt_path."
+            f"Cannot resume `{path}` with changed settings ({'; '.join(changes)}). Use the run's own settings, or "
+            "start a new run without --ckpt_path."
         )
 
 
 def is_describable(value: Any) -> bool:
-    """Whether ``describe`` has something to say: of tensors, generators and functions it has not."""
+    """Whether ``describe`` can describe a value; tensors, generators and functions it cannot."""
     if isinstance(value, list | tuple):
         return all(is_describable(item) for item in value)
     if isinstance(value, dict):
@@ -112,10 +87,10 @@ def _short(value: Any) -> str:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Class and hyperparameters, in plain values."""
+    """Describe an optimizer by its class and hyperparameters, in plain values."""
     return {"class": type(optimizer).__name__, "groups": [describe_entries(group) for group in optimizer.param_groups]}
 
 
 def describe_entries(values: dict[str, Any]) -> dict[str, Any]:
-    """Those entries of a dictionary that can be described."""
+    """Describe those entries of a dictionary that can be described."""
     return {str(key): describe(value) for key, value in values.items() if is_describable(value)}

@@ -1,8 +1,8 @@
-"""A file of rows of equal size, with snapshots that later writes leave alone.
+"""A file of rows of equal size, with snapshots that later writes do not change.
 
-Rows are numbered 0, 1, 2, ...; a table says at which position of the file each one lies. A snapshot is a copy of the
-table. A row that a snapshot refers to is never overwritten: its next version goes to another position, and the table
-follows. A position is free again once neither the table nor a snapshot refers to it.
+Rows are numbered 0, 1, 2, ...; a table in memory gives the position of each row in the file. A snapshot is a copy of
+the table. A position that a snapshot refers to is never overwritten: the row's next version is written to another
+position, and the table is changed. A position is free again once neither the table nor a snapshot refers to it.
 """
 
 import os
@@ -23,20 +23,20 @@ _CHUNK_BYTES = 2**26
 class RowFile:
     """A new file of rows, read and written by position.
 
-    Rows are moved with ``pread`` and ``pwrite`` and never mapped: the file's pages do not count as this process's
-    memory, and a full disk is an ``OSError`` where a mapping would end the process with SIGBUS.
+    Rows are read with ``pread`` and written with ``pwrite``, and never mapped into memory: the file's pages then do not
+    count as this process's memory, and a full disk raises ``OSError``, where a mapping would end the process by SIGBUS.
 
-    What a process that is killed leaves behind: every row of every snapshot that was not released, in full. A write
-    that fails changes neither the table nor any snapshot; a row that no snapshot refers to, however, is overwritten in
-    place and may then be half old and half new.
+    If the process is killed, every row of every snapshot that was not released is complete in the file. A write that
+    fails changes neither the table nor any snapshot. But a row that no snapshot refers to is overwritten in place: if
+    its write fails, it may be half old and half new.
 
     Args:
-        path: the file; it must not exist, since somebody's checkpoint may refer to it.
+        path: the file; it must not exist, since a checkpoint may refer to an older one.
         row_bytes: bytes per row.
 
     Raises:
         FileExistsError: the file exists.
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
 
     Example:
         >>> import tempfile
@@ -56,15 +56,18 @@ class RowFile:
         self._token = os.urandom(16).hex()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         self._close = weakref.finalize(self, os.close, self._descriptor)
-        self._count = 0
-        self._positions = torch.full((1,), -1)  # by row; -1 is unused room
-        self._references = torch.zeros(1, dtype=torch.long)  # by position: the table and the snapshots
+        self._count = 0  # number of rows
+        self._positions = torch.full((1,), -1)  # the table: position by row; -1 is unused room
+        # By position: how many of the table and the snapshots refer to it. 0 is free, 1 may be overwritten in place
+        # (only the table refers to it), and more is held by a snapshot.
+        self._references = torch.zeros(1, dtype=torch.long)
         self._end = 0  # positions from here on were never used
-        self._free: list[int] = []
-        self._snapshots: dict[str, Tensor] = {}
+        self._free: list[int] = []  # positions before `_end` with 0 references
+        self._snapshots: dict[str, Tensor] = {}  # positions by row, as the table was
         self._is_synced = False
         try:
             _write_all(self._descriptor, memoryview(_header(self._token)), 0)
+            # Once, for the file's name; the data follows with each `sync`.
             sync_folder(path.parent)
         except OSError as error:
             self._close()
@@ -76,11 +79,11 @@ class RowFile:
 
     @property
     def tags(self) -> set[str]:
-        """The tags of the live snapshots."""
+        """The tags of the snapshots that were not released."""
         return set(self._snapshots)
 
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """The bytes of ``rows`` [C] (int64), as uint8 ``[C, row_bytes]``, in ``out`` where it is given."""
+        """Reads ``rows`` [C] (int64) as uint8 ``[C, row_bytes]``, into ``out`` if it is given."""
         assert not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < self._count
         if out is None:
             out = torch.empty((len(rows), self.row_bytes), dtype=torch.uint8)
@@ -100,10 +103,13 @@ class RowFile:
         size = max(self._count, int(rows.max()) + 1)
         self._positions = grown(self._positions, size, fill=-1)
         before = self._positions[rows]
-        assert self._count + int((before < 0).sum()) == size
+        assert self._count + int((before < 0).sum()) == size  # the new numbers leave no gap
+        # New rows, and rows whose position a snapshot holds, are written to a fresh position; the others in place.
         is_fresh = (before < 0) | (self._references[before.clamp(min=0)] > 1)
         taken = self._take(int(is_fresh.sum()))
         after = before.masked_scatter(is_fresh, torch.tensor(taken, dtype=torch.long))
+        # First the data, then the table: until all rows are in the file, nothing in memory refers to the new positions,
+        # and a failed write only has to give them back.
         self._is_synced = False
         try:
             for position, value in zip(after.tolist(), values.numpy(), strict=True):
@@ -114,7 +120,7 @@ class RowFile:
                 raise write_error(error, self.path) from error
             raise
         self._references = grown(self._references, self._end, fill=0)
-        self._references[before[is_fresh & (before >= 0)]] -= 1  # never to zero: a snapshot holds them
+        self._references[before[is_fresh & (before >= 0)]] -= 1  # never to 0: a snapshot still holds the old version
         self._references[after[is_fresh]] = 1
         self._positions[rows] = after
         self._count = size
@@ -133,7 +139,7 @@ class RowFile:
 
         Returns:
             What ``read_snapshot`` needs: the file's name without its folder, its token, the row size, and the
-            position of each row (int64). Eight bytes a row, whatever its size.
+            position of each row (int64). It takes eight bytes per row, however long a row is.
 
         Raises:
             ValueError: ``tag`` names a live snapshot.
@@ -141,6 +147,8 @@ class RowFile:
         """
         if tag in self._snapshots:
             raise ValueError(f"There is a snapshot {tag!r} of {self.path} already: release it, or use another tag.")
+        # Before anybody writes a checkpoint that refers to the rows: after a power failure the checkpoint would
+        # otherwise be there, and the rows would not.
         self.sync()
         positions = self._positions[: self._count].clone()
         self._references[positions] += 1
@@ -153,7 +161,7 @@ class RowFile:
         }
 
     def release(self, tag: str) -> None:
-        """Forgets a snapshot, so that positions it alone refers to are used again.
+        """Forgets a snapshot, so that positions to which nothing else refers may be used again.
 
         Raises:
             ValueError: there is no such snapshot.
@@ -167,18 +175,20 @@ class RowFile:
     def close(self) -> None:
         """Closes the file; it stays on the disk."""
         self._close()
-        self._descriptor = -1  # never a number that another file may get
+        # The number may be given to another file: a read or write after this must fail, not go there.
+        self._descriptor = -1
 
     @staticmethod
     def read_snapshot(snapshot: dict[str, Any], folder: Path) -> Iterator[Tensor]:
-        """The rows of a snapshot in order, as uint8 ``[n, row_bytes]`` of at most 64 MiB (or one row) each.
+        """Reads the rows of a snapshot in order, as tensors uint8 ``[n, row_bytes]`` of at most 64 MiB (or one row).
 
-        The file in ``folder`` is only read; it may belong to a process that was killed, or is still running.
+        The file in ``folder`` is only read; it may belong to a process that was killed or is still running.
 
         Raises:
-            CheckpointError: the file is missing, too short, or not the one that the snapshot was taken of.
+            CheckpointError: the file is missing, too short, or not the file that the snapshot was taken of.
         """
-        path, row_bytes = folder / snapshot["file"], int(snapshot["row_bytes"])
+        path = folder / snapshot["file"]
+        row_bytes = int(snapshot["row_bytes"])
         positions: Tensor = snapshot["positions"]
         remedy = "Restore it beside its checkpoint, or take another checkpoint."
         try:
@@ -197,15 +207,15 @@ class RowFile:
                 )
             step = max(1, _CHUNK_BYTES // max(1, row_bytes))
             for start in range(0, len(positions), step):
-                part = positions[start : start + step]
-                out = torch.empty((len(part), row_bytes), dtype=torch.uint8)
-                _read_rows(descriptor, path, part, out)
-                yield out
+                chunk = positions[start : start + step]
+                rows = torch.empty((len(chunk), row_bytes), dtype=torch.uint8)
+                _read_rows(descriptor, path, chunk, rows)
+                yield rows
         finally:
             os.close(descriptor)
 
     def _take(self, count: int) -> list[int]:
-        """Positions to write to: free ones first, then new ones."""
+        """Takes ``count`` positions to write to: free ones first, then new ones at the end of the file."""
         reused = min(count, len(self._free))
         taken = self._free[len(self._free) - reused :]
         del self._free[len(self._free) - reused :]
@@ -215,7 +225,10 @@ class RowFile:
 
 
 def grown(values: Tensor, size: int, fill: int) -> Tensor:
-    """``values`` [n], or where n < ``size`` a copy at least twice as long, so that growing costs little on average."""
+    """``values`` [n] if n >= ``size``, else a copy at least twice as long, filled up with ``fill``.
+
+    Doubling makes the cost of growing constant per row, on average.
+    """
     if len(values) >= size:
         return values
     longer = values.new_full((max(size, 2 * len(values)),), fill)
@@ -224,21 +237,24 @@ def grown(values: Tensor, size: int, fill: int) -> Tensor:
 
 
 def _header(token: str) -> bytes:
-    """The start of a file: it tells a snapshot's own file from another run's of the same name."""
+    """The first bytes of a file; the token tells it from a file of the same name that another run made."""
     return f"lfl rows 1\n{token}\n".encode().ljust(_HEADER_BYTES, b"\0")
 
 
 def _write_all(descriptor: int, rest: memoryview, offset: int) -> None:
-    while rest:
+    while rest:  # the system may write less than it is given, such as up to the end of a full disk
         written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
+        rest = rest[written:]
+        offset += written
 
 
 def _read_rows(descriptor: int, path: Path, positions: Tensor, out: Tensor) -> None:
     for position, row in zip(positions.tolist(), out.numpy(), strict=True):
-        rest, offset = memoryview(row), _HEADER_BYTES + position * len(row)
+        rest = memoryview(row)
+        offset = _HEADER_BYTES + position * len(row)
         while rest:
-            count = os.preadv(descriptor, [rest], offset)
+            count = os.preadv(descriptor, [rest], offset)  # straight into the tensor, without a copy
             if count == 0:
                 raise OSError(f"{path} ends inside row position {position}: it was truncated while in use.")
-            rest, offset = rest[count:], offset + count
+            rest = rest[count:]
+            offset += count

@@ -1,4 +1,4 @@
-"""What a random subspace is: a basis with orthonormal rows, drawn from an address."""
+"""The interfaces: a basis with orthonormal rows, and a subspace, which says how to draw one from an address."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,8 +12,8 @@ from lfl.client.layout import ParameterLayout
 class Basis(ABC):
     """One drawn basis P of shape ``(rank, dim)`` with orthonormal rows: ``P P^T = I``.
 
-    The results of both methods may share memory with the argument: do not write into either. Neither method is meant
-    for autograd or vmap: the gradient in coordinates is ``project(gradient)``.
+    The result of a method may share memory with its argument: do not write into either. The methods are not meant for
+    autograd or vmap: the gradient with respect to coordinates is ``project(gradient)``.
 
     Attributes:
         dim: D, the length of the parameter vector.
@@ -33,11 +33,11 @@ class Basis(ABC):
 
 
 class Subspace(ABC):
-    """How to draw a basis; the object that a configuration names."""
+    """Draws bases; this is the object that a configuration names."""
 
     @abstractmethod
     def check(self, layout: ParameterLayout) -> int:
-        """The number of coordinates R that a basis for this layout has; costs nothing.
+        """Return the number of coordinates R of a basis for this layout, without drawing one.
 
         Raises:
             ValueError: the settings do not fit the layout.
@@ -51,25 +51,25 @@ class Subspace(ABC):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Basis:
-        """The basis at an address.
+        """Draw the basis of an address.
 
-        Equal addresses give bit-equal bases, whatever the device, so a basis drawn from a seed is never sent: the
-        numbers are drawn on the CPU in float64 and then rounded to ``dtype``. Where a QR decomposition is used, another
-        LAPACK, or another number of threads, may change the last bit of float64.
+        Equal addresses give bit-equal bases on every device, so that a basis need not be sent: the numbers are drawn on
+        the CPU in float64 and then rounded to ``dtype``. Where a QR decomposition is used, another LAPACK, or another
+        number of threads, may change the last bit of float64.
 
         Args:
             layout: where each parameter lies in the vector.
             address: the draw's address in the sense of ``lfl.randomness``, such as ``(seed, "subspace", round)``.
-            device: where the basis is used.
-            dtype: type of the vectors it is used on.
+            device: device of the vectors that the basis will be used on.
+            dtype: type of those vectors.
 
         Raises:
-            ValueError: as ``check``.
+            ValueError: the settings do not fit the layout.
         """
 
 
 def check_rank(rank: int | float) -> int | float:
-    """The argument, if it can be a rank: an int counts coordinates, a float is a ratio, 1.0 all of them.
+    """Return ``rank`` if it is valid: an int is a number of coordinates, a float their ratio to D (1.0 is all of them).
 
     Raises:
         ValueError: an int below 1, or a float outside (0, 1].
@@ -99,9 +99,9 @@ def count_rank(rank: int | float, dim: int) -> int:
 
 
 def orthonormal_rows(rank: int, dim: int, generator: torch.Generator) -> Tensor:
-    """A uniformly distributed basis ``(rank, dim)`` in float64: QR of a Gaussian matrix.
+    """Draw a uniformly distributed basis ``(rank, dim)`` in float64: QR of a Gaussian matrix.
 
-    LAPACK leaves the signs of Q open; a positive diagonal of R fixes them, and makes the distribution uniform
+    QR determines Q up to signs, which LAPACK chooses; a positive diagonal of R makes the distribution uniform
     (F. Mezzadri, "How to Generate Random Matrices from the Classical Compact Groups", Notices of the AMS 54(5), 2007).
     """
     return orthonormal(torch.randn(dim, rank, generator=generator, dtype=torch.float64)).mT.contiguous()

@@ -1,4 +1,4 @@
-"""Random coordinates: the cheapest subspace."""
+"""The cheapest subspace: random coordinates of the parameter vector."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from lfl.subspace.base import Basis, Subspace, check_rank, count_rank
 
 
 class CoordinateSubspace(Subspace):
-    """R coordinates of the flat vector, drawn uniformly without replacement.
+    """Bases of R coordinates of the parameter vector, drawn uniformly without replacement.
 
     Args:
         rank: number of coordinates (int), or their share of D (float in (0, 1]).
@@ -38,12 +38,13 @@ class CoordinateSubspace(Subspace):
     ) -> "CoordinateBasis":
         del dtype
         rank = self.check(layout)
+        # Sorted, so that memory is read in ascending order; the order of the rows does not change the subspace.
         chosen = torch.randperm(layout.dim, generator=generator(*address))[:rank].sort().values
         return CoordinateBasis(chosen.to(device), layout.dim)
 
 
 class CoordinateBasis(Basis):
-    """Rows of the identity.
+    """A basis whose rows are rows of the identity.
 
     Args:
         index: the coordinates, (rank,), ascending.

@@ -22,10 +22,10 @@ _MAX_FACTOR_BITS = 6  # a Hadamard matrix is applied as Kronecker factors of at 
 class HadamardSubspace(Subspace):
     """R random rows of a random orthogonal transform, for any D, in O(D log D) time and O(D) memory.
 
-    Hadamard matrices exist for powers of two. Instead of padding the vector, which would cost the rows their
-    orthogonality, it is cut into the powers of two that sum to D. A second round after a random permutation mixes the
-    pieces: ``P = S H E_2 Q H E_1`` with random signs E, a block-diagonal orthonormal Hadamard matrix H, a random
-    permutation Q, and a random selection S of rows.
+    Hadamard matrices exist for powers of two. Padding the vector to one would make the rows no longer orthogonal;
+    instead the vector is split into blocks whose sizes are the powers of two that sum to D. A second transform, after a
+    random permutation, mixes the blocks: ``P = S H E_2 Q H E_1`` with random signs E, a block-diagonal orthonormal
+    Hadamard matrix H, a random permutation Q, and a random selection S of rows.
 
     Args:
         rank: number of coordinates (int), or their share of D (float in (0, 1]).
@@ -51,7 +51,10 @@ class HadamardSubspace(Subspace):
     def draw(
         self, layout: ParameterLayout, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
     ) -> "HadamardBasis":
-        dim, rank, random = layout.dim, self.check(layout), generator(*address)
+        dim = layout.dim
+        rank = self.check(layout)
+        random = generator(*address)
+        # The order of these draws is part of the address: another order is another basis.
         signs = torch.randint(0, 2, (2, dim), generator=random, dtype=torch.int8).mul_(2).sub_(1)
         permutation = torch.randperm(dim, generator=random)
         chosen = torch.randperm(dim, generator=random)[:rank].sort().values
@@ -59,7 +62,7 @@ class HadamardSubspace(Subspace):
 
 
 class HadamardBasis(Basis):
-    """``P = S H E_2 Q H E_1``.
+    """The basis ``P = S H E_2 Q H E_1``, applied factor by factor and never stored as a matrix.
 
     Args:
         signs: the diagonals of E_1 and E_2, (2, dim), each entry 1 or -1.
@@ -68,8 +71,11 @@ class HadamardBasis(Basis):
     """
 
     def __init__(self, signs: Tensor, permutation: Tensor, chosen: Tensor) -> None:
-        self._signs, self._permutation, self._chosen = signs, permutation, chosen
+        self._signs = signs
+        self._permutation = permutation
+        self._chosen = chosen
         self.dim, self.rank = len(permutation), len(chosen)
+        # The binary digits of D, largest first: 13 = 8 + 4 + 1.
         self._blocks = [1 << bit for bit in reversed(range(self.dim.bit_length())) if self.dim >> bit & 1]
         self._factors = {block: _factors(block, signs) for block in self._blocks}
 
@@ -80,24 +86,26 @@ class HadamardBasis(Basis):
 
     @override
     def lift(self, z: Tensor) -> Tensor:
-        # The transpose, from the left: H is symmetric, and a transposed index is a scatter.
+        # P^T = E_1 H Q^T E_2 H S^T: H and E are symmetric, and the transpose of selecting entries is scattering them.
         spread = z.new_zeros(*z.shape[:-1], self.dim).index_copy_(-1, self._chosen, z)
         mixed = self._transform(spread) * self._signs[1]
         return self._transform(torch.empty_like(mixed).index_copy_(-1, self._permutation, mixed)) * self._signs[0]
 
     def _transform(self, x: Tensor) -> Tensor:
-        """H x, block by block."""
-        parts = zip(torch.split(x, self._blocks, dim=-1), self._blocks, strict=True)
-        return torch.cat([_kronecker(part, self._factors[block]) for part, block in parts], dim=-1)
+        """Compute H x, block by block."""
+        pieces = zip(torch.split(x, self._blocks, dim=-1), self._blocks, strict=True)
+        return torch.cat([_kronecker(piece, self._factors[block]) for piece, block in pieces], dim=-1)
 
 
 def _kronecker(x: Tensor, factors: Sequence[Tensor]) -> Tensor:
-    """``(A_1 kron A_2 kron ...) x`` for small symmetric matrices A_i; no factor is the identity."""
+    """Compute ``(A_1 kron A_2 kron ...) x`` for small symmetric matrices A_i; x itself if there are none."""
+    # Each factor acts on one digit of the index: of the last factor entries are neighbours, of the one before they are
+    # `stride` apart.
     *lead, size = x.shape
     stride = 1
     for matrix in reversed(factors):
         rows = len(matrix)
-        if stride == 1:  # one large product, which the general case would do as many of one column
+        if stride == 1:  # one large product (A is symmetric), where the general case would make many of one column
             x = (x.reshape(*lead, size // rows, rows) @ matrix).flatten(-2)
         else:
             x = (matrix @ x.reshape(*lead, size // (rows * stride), rows, stride)).flatten(-3)
@@ -106,8 +114,9 @@ def _kronecker(x: Tensor, factors: Sequence[Tensor]) -> Tensor:
 
 
 def _factors(block: int, like: Tensor) -> list[Tensor]:
-    """Orthonormal Hadamard matrices whose Kronecker product has size ``block``, of nearly equal sizes."""
+    """Orthonormal Hadamard matrices of nearly equal sizes whose Kronecker product has size ``block``."""
     bits = block.bit_length() - 1
+    # Few factors of up to 64 x 64 are matrix products, and faster than log2(block) butterfly steps over the vector.
     count = math.ceil(bits / _MAX_FACTOR_BITS)
     return [_hadamard((bits + i) // count, like) for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""The whole space."""
+"""The whole parameter space as a subspace."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from lfl.subspace.base import Basis, Subspace
 
 
 class IdentitySubspace(Subspace):
-    """The identity as a basis: turns a subspace method into the method it was derived from."""
+    """Draws the identity, which turns a subspace method into the method that it was derived from."""
 
     @override
     def check(self, layout: ParameterLayout) -> int:
@@ -24,7 +24,7 @@ class IdentitySubspace(Subspace):
 
 
 class IdentityBasis(Basis):
-    """``P = I``.
+    """The basis ``P = I``.
 
     Args:
         dim: length of the vectors.

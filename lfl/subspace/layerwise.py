@@ -16,13 +16,13 @@ class LayerwiseSubspace(Subspace):
     """Each weight, seen as a matrix W_l of shape (d_l, m_l), becomes P_l W_l of shape (r_l, m_l).
 
     d_l is the first dimension (output features or channels), m_l the product of the others. P_l has orthonormal rows,
-    is uniformly distributed, and is drawn for each layer by itself. The coordinates of a network are those of its
+    is uniformly distributed, and is drawn for each layer independently. The coordinates of a network are those of its
     layers, in the order of its parameters. On a model of one matrix X (d, m), P acts on the rows of X.
 
     Args:
-        rank: r_l. A float in (0, 1] is a share of d_l, at least one row. An int is the same for all layers; those with
-            d_l <= rank are left whole.
-        whole_vectors: leave parameters with at most one dimension (biases, normalisation) whole. Otherwise they are
+        rank: number of rows r_l. A float in (0, 1] is a share of d_l, at least one row. An int is the same for all
+            layers; layers with d_l <= rank are not projected.
+        whole_vectors: do not project parameters with at most one dimension (biases, normalisation). Otherwise they are
             matrices of one column.
 
     Raises:
@@ -49,11 +49,12 @@ class LayerwiseSubspace(Subspace):
         self, layout: ParameterLayout, address: tuple[int | str, ...], device: torch.device, dtype: torch.dtype
     ) -> "LayerwiseBasis":
         layers: list[Layer] = []
-        whole = 0  # neighbours that are left whole are one layer: one copy
+        whole = 0  # entries since the last projected layer: neighbours that are not projected become one copy
         for name, size, (rows, rank) in zip(layout.names, layout.sizes, self._rows_and_ranks(layout), strict=True):
             if rank == rows:
                 whole += size
                 continue
+            # The name is in the address: a layer's basis does not depend on the layers before it.
             matrix = orthonormal_rows(rank, rows, generator(*address, name)).to(device, dtype)
             layers += [Layer(None, whole), Layer(matrix, size // rows)]
             whole = 0
@@ -61,7 +62,7 @@ class LayerwiseSubspace(Subspace):
         return LayerwiseBasis([layer for layer in layers if layer.columns])
 
     def _rows_and_ranks(self, layout: ParameterLayout) -> list[tuple[int, int]]:
-        """(d_l, r_l) of each parameter; both 1 for a vector that is left whole."""
+        """The pair (d_l, r_l) of each parameter; (1, 1) for a vector that is not projected."""
         least = 2 if self.whole_vectors else 1
         rows = [shape[0] if len(shape) >= least else 1 for shape in layout.shapes]
         if all(len(shape) < least for shape in layout.shapes):
@@ -80,11 +81,11 @@ class LayerwiseSubspace(Subspace):
 
 @dataclass(frozen=True)
 class Layer:
-    """A run of parameters.
+    """One block of a layerwise basis: a projected weight, or neighbouring parameters that are not projected.
 
     Attributes:
         matrix: P_l (r_l, d_l); None stands for the identity with r_l = d_l = 1.
-        columns: m_l.
+        columns: number of columns (m_l).
     """
 
     matrix: Tensor | None
@@ -115,25 +116,33 @@ class LayerwiseBasis(Basis):
 
 
 def _multiply(matrices: Sequence[Tensor | None], source: Tensor, sizes_in: list[int], sizes_out: list[int]) -> Tensor:
-    """Each matrix times its part of ``source``, written into its part of the result, without temporaries."""
+    """Multiply each matrix with its segment of ``source`` (..., sum of sizes_in), into its segment of the result.
+
+    Args:
+        matrices: P_l or its transpose for each block; None copies.
+        source: vectors or coordinates.
+        sizes_in: length of each block's segment in ``source``.
+        sizes_out: length of each block's segment in the result.
+    """
     lead = source.shape[:-1]
     if len(matrices) == 1 and matrices[0] is not None:
         return _multiply_one(matrices[0], source)
     result = source.new_empty(*lead, sum(sizes_out))
-    parts = zip(matrices, torch.split(source, sizes_in, -1), torch.split(result, sizes_out, -1), strict=True)
+    # The segments are views of the result: products are written there directly, without temporaries and `torch.cat`.
+    segments = zip(matrices, torch.split(source, sizes_in, -1), torch.split(result, sizes_out, -1), strict=True)
     with torch.no_grad():  # `out=` refuses tensors that require a gradient
-        for matrix, part_in, part_out in parts:
+        for matrix, segment, out in segments:
             if matrix is None:
-                part_out.copy_(part_in)
+                out.copy_(segment)
                 continue
             rows_out, rows_in = matrix.shape
-            columns = part_in.shape[-1] // rows_in
-            torch.matmul(matrix, part_in.view(*lead, rows_in, columns), out=part_out.view(*lead, rows_out, columns))
+            columns = segment.shape[-1] // rows_in
+            torch.matmul(matrix, segment.view(*lead, rows_in, columns), out=out.view(*lead, rows_out, columns))
     return result
 
 
 def _multiply_one(matrix: Tensor, source: Tensor) -> Tensor:
-    """One matrix times each row of ``source``: a single product, which for a few columns beats one product a row."""
+    """Multiply one matrix with each row of ``source``, in a single product: for few columns faster than one per row."""
     rows_out, rows_in = matrix.shape
     columns = source.shape[-1] // rows_in
     if source.dim() == 1:

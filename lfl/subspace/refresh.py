@@ -1,4 +1,4 @@
-"""When a basis is drawn anew."""
+"""The basis of each round, which is drawn again every few rounds."""
 
 import torch
 
@@ -10,22 +10,25 @@ class RefreshedBasis:
     """The basis of each round: drawn from the seed, and kept for ``refresh_every`` rounds.
 
     Args:
-        subspace: how to draw.
+        subspace: draws the bases.
         refresh_every: rounds between draws.
-        layout: of the parameters.
-        seed: of the run.
-        device: where it is used.
+        layout: layout of the parameters.
+        seed: seed of the run.
+        device: device on which the bases are used.
     """
 
     def __init__(
         self, subspace: Subspace, refresh_every: int, layout: ParameterLayout, seed: int, device: torch.device
     ) -> None:
-        self._subspace, self._refresh_every, self._layout = subspace, refresh_every, layout
-        self._seed, self._device = seed, device
+        self._subspace = subspace
+        self._refresh_every = refresh_every
+        self._layout = layout
+        self._seed = seed
+        self._device = device
         self._drawn: dict[int, Basis] = {}
 
     def period(self, round_number: int) -> int:
-        """The number of refreshes before a round."""
+        """Number of draws between the first round and this one: 0 in rounds 1 .. ``refresh_every``."""
         return (round_number - 1) // self._refresh_every
 
     def at(self, round_number: int) -> Basis:
@@ -33,7 +36,9 @@ class RefreshedBasis:
         return self.of_period(self.period(round_number))
 
     def of_period(self, period: int) -> Basis:
-        """The basis after ``period`` refreshes; the last two drawn are kept."""
+        """The basis of a period (see ``period``)."""
+        # Drawing is slow, and a function of the address: bases are kept, but not saved in checkpoints. Two of them, as
+        # FedSub converts its duals from one period's basis to the next one's.
         if period not in self._drawn:
             self._drawn[period] = self._subspace.draw(
                 self._layout, (self._seed, "subspace", period), self._device, self._layout.dtype

@@ -9,31 +9,36 @@ from lfl.randomness import fold, random_bits, uniform
 
 
 def subset_sizes(keys: Tensor, expected: Tensor) -> Tensor:
-    """Sizes tau [C] (int64) with mean ``expected`` [C]: ceil(l) with probability l - ceil(l) + 1, else ceil(l) - 1."""
+    """Draw sizes tau [C] (int64) whose mean is ``expected`` [C], l: ceil(l) with probability l - ceil(l) + 1.
+
+    Otherwise tau is ceil(l) - 1. A whole l is always taken as it is.
+    """
     upper = expected.ceil()
     drawn = uniform(fold(keys, 0), 1, torch.float64).squeeze(-1)
     return (upper - (drawn >= expected - upper + 1).to(upper.dtype)).long()
 
 
 def random_subsets(keys: Tensor, expected: Tensor, dim: int) -> Tensor:
-    """Masks [C, dim] (bool) of uniformly random subsets; ``E[mask] = expected / dim``.
+    """Draw uniformly random subsets as masks [C, dim] (bool); ``E[mask] = expected / dim``.
 
     Args:
         keys: one key per client [C].
         expected: expected sizes l [C], float64, 0 < l <= dim.
-        dim: coordinates.
+        dim: number of coordinates to choose from.
     """
     sizes = subset_sizes(keys, expected)
-    ranks = random_bits(fold(keys, 1), dim).argsort(dim=-1, stable=True)
-    chosen = torch.arange(dim, device=keys.device) < sizes[:, None]
-    return torch.zeros(len(keys), dim, dtype=torch.bool, device=keys.device).scatter(1, ranks, chosen)
+    # The order of random numbers is a random permutation, of which a client takes the first tau coordinates. Sizes and
+    # permutations have keys of their own (0 and 1), so that they are independent.
+    permutation = random_bits(fold(keys, 1), dim).argsort(dim=-1, stable=True)
+    is_chosen = torch.arange(dim, device=keys.device) < sizes[:, None]
+    return torch.zeros(len(keys), dim, dtype=torch.bool, device=keys.device).scatter(1, permutation, is_chosen)
 
 
 def check_expected(expected: float | list[float], dim: int, num_clients: int, name: str = "l") -> Tensor:
-    """Expected sizes of all clients [N], float64, from one number or a list.
+    """Return the expected subset sizes of all clients [N], float64, from one number or a list of N.
 
     Raises:
-        ValueError: a number outside (0, dim], or a list of another length.
+        ValueError: a number is outside (0, dim], or the list does not have one number for each client.
     """
     values = torch.tensor(expected, dtype=torch.float64)
     if values.dim() and len(values) != num_clients:

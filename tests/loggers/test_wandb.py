@@ -1,13 +1,11 @@
 """The logger against a stand-in for ``wandb`` and, without key, network and terminal, against the real one."""
 
-import http.server
 import json
 import os
 import re
 import struct
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +15,6 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.loggers.logger import Logger
 
 from lfl.loggers import CSVLogger, WandbLogger
-from lfl.loggers import wandb as module
 
 KEY = "k" * 40
 UNREACHABLE = "http://127.0.0.1:9"  # the discard service, which nobody runs
@@ -28,7 +25,9 @@ class FakeRun:
         self.wandb, self.arguments = wandb, arguments
         self.id = arguments.get("id") or f"new-{len(wandb.runs)}"
         self.offline = arguments.get("mode") == "offline"
+        self.disabled = wandb.settings.mode == "disabled"
         self.dir = f"/runs/{self.id}/files"
+        self.url = f"https://server/{self.id}"
         self.rows: list[dict] = []
         self.axes: list[tuple] = []
         self.exit_code: int | None = None
@@ -42,6 +41,8 @@ class FakeRun:
     def finish(self, exit_code: int = 0) -> None:
         self.exit_code = exit_code
         self.wandb.run = None
+        if self.wandb.is_slow:
+            raise TimeoutError
 
 
 class FakeWandb(SimpleNamespace):
@@ -55,13 +56,26 @@ class FakeWandb(SimpleNamespace):
 
     def __init__(self) -> None:
         errors = SimpleNamespace(CommError=self.CommError, AuthenticationError=self.AuthenticationError)
-        super().__init__(run=None, runs=[], errors=errors, refusal=None, sweep_id=None, base_url=UNREACHABLE)
+        super().__init__(run=None, runs=[], errors=errors, refusal=None, has_key=False, is_slow=False)
+        self.settings = SimpleNamespace(
+            sweep_id=None,
+            mode="online",
+            silent=False,
+            init_timeout=90.0,
+            finish_timeout=0.0,
+            base_url="https://server",
+        )
 
     def setup(self) -> SimpleNamespace:
-        values = {"api_key": os.environ.get("WANDB_API_KEY"), "base_url": self.base_url, "mode": "online"}
-        return SimpleNamespace(
-            settings=SimpleNamespace(model_dump=lambda: values, sweep_id=self.sweep_id, finish_timeout=0.0, **values)
-        )
+        self.settings.mode = os.environ.get("WANDB_MODE", "online")
+        return SimpleNamespace(settings=self.settings)
+
+    def login(self, prompt: bool = True, verify: bool = True) -> bool:
+        assert not prompt
+        assert not verify
+        assert self.settings.silent  # or it would ask the server for the user's name
+        print("Loaded credentials", file=sys.stderr)
+        return self.has_key
 
     def init(self, **arguments) -> FakeRun:
         if self.refusal is not None and arguments["mode"] != "offline":
@@ -72,22 +86,18 @@ class FakeWandb(SimpleNamespace):
 
 
 @pytest.fixture
-def wandb(monkeypatch, tmp_path) -> FakeWandb:
-    """No key, no server, and a home without a file of keys."""
+def wandb(monkeypatch) -> FakeWandb:
+    """Without a key."""
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
-    monkeypatch.delenv("NETRC", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("NO_PROXY", "*")
     return fake
 
 
 @pytest.fixture
-def online(wandb, monkeypatch) -> FakeWandb:
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setattr(module, "_is_reachable", lambda url: True)
+def online(wandb) -> FakeWandb:
+    wandb.has_key = True
     return wandb
 
 
@@ -105,87 +115,62 @@ def test_without_a_key_the_run_is_offline_and_one_line_says_so(wandb, capsys):
     )
 
 
-def test_server_that_does_not_answer_makes_the_run_offline(wandb, monkeypatch, capsys):
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    assert WandbLogger().experiment.offline
-    assert "(http://127.0.0.1:9 does not answer)" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("arguments", "environment", "reason"),
-    [
-        ({"offline": True}, {}, "the mode is offline"),
-        ({"mode": "offline"}, {}, "the mode is offline"),
-        ({}, {"WANDB_MODE": "dryrun"}, "the mode is dryrun"),
-    ],
+    ("arguments", "environment"), [({"offline": True}, {}), ({"mode": "offline"}, {}), ({}, {"WANDB_MODE": "dryrun"})]
 )
-def test_offline_on_request(online, monkeypatch, capsys, arguments, environment, reason):
+def test_offline_on_request(online, monkeypatch, capsys, arguments, environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert WandbLogger(**arguments).experiment.offline
-    assert f"({reason})" in capsys.readouterr().err
+    assert "(as asked)" in capsys.readouterr().err
 
 
 def test_server_that_refuses_makes_the_run_offline_but_a_wrong_key_is_an_error(online, capsys):
-    online.refusal = online.CommError("timed out")
+    online.refusal = online.CommError("timed out\nConsider a longer timeout")
     assert WandbLogger().experiment.offline
-    assert "(the server refused: timed out)" in capsys.readouterr().err
+    assert "(https://server could not be used: timed out)" in capsys.readouterr().err
     online.run = None
     online.refusal = online.AuthenticationError("invalid key")
     with pytest.raises(online.AuthenticationError, match="invalid key"):
         _ = WandbLogger().experiment
 
 
-def test_online_run_says_nothing_and_limits_the_upload_at_the_end(online, capsys):
+def test_online_run_says_where_it_is_and_waits_for_nothing_long(online, capsys):
     run = WandbLogger(project="p", tags=["t"]).experiment
     assert not run.offline
-    assert run.arguments["settings"] == {"finish_timeout": 120.0}
+    assert run.arguments["settings"] == {"silent": True, "init_timeout": 10.0, "finish_timeout": 120.0}
     assert (run.arguments["project"], run.arguments["tags"], run.arguments["resume"]) == ("p", ["t"], "allow")
     assert "anonymous" not in run.arguments
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "W&B: https://server/new-0\n"
+    assert not online.settings.silent  # as before
+
+
+def test_upload_that_is_given_up_is_told(online, capsys):
+    logger = WandbLogger()
+    logger.log_metrics({"loss": 1.0}, step=1)
+    online.is_slow = True
+    logger.finalize("success")
+    assert "W&B took too long to upload the run. The run lies in /runs/new-0;" in capsys.readouterr().err
 
 
 def test_settings_of_the_user_win(online):
-    run = WandbLogger(settings={"finish_timeout": 5.0}).experiment
-    assert run.arguments["settings"] == {"finish_timeout": 5.0}
+    online.settings.init_timeout = 30.0  # of $WANDB_INIT_TIMEOUT
+    run = WandbLogger(settings={"finish_timeout": 5.0, "silent": False}).experiment
+    assert run.arguments["settings"] == {"finish_timeout": 5.0, "silent": False}
+
+
+def test_key_of_older_versions_is_found(online, monkeypatch):
+    monkeypatch.setattr(online, "login", lambda: None, raising=False)
+    online.api = SimpleNamespace(api_key="k")
+    assert not WandbLogger().experiment.offline
 
 
 def test_disabled_run_is_left_alone(online, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert WandbLogger().experiment.arguments["mode"] == "disabled"
+    logger = WandbLogger()
+    assert "mode" not in logger.experiment.arguments
+    assert not logger.state_dict()["is_online"]
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("machine", "has_key"), [("127.0.0.1:9", True), ("elsewhere", False)])
-def test_key_of_wandb_login_is_found(wandb, tmp_path, machine, has_key):
-    path = tmp_path / ".netrc"
-    path.write_text(f"machine {machine}\n  login user\n  password {KEY}\n")
-    path.chmod(0o600)
-    assert module._has_netrc_key(UNREACHABLE) is has_key
-
-
-def test_any_answer_is_an_answer(monkeypatch):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_error(404)
-
-        def log_message(self, *args) -> None:
-            pass
-
-    monkeypatch.setenv("NO_PROXY", "*")
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        assert module._is_reachable(f"http://127.0.0.1:{server.server_port}")
-        thread.join()
-    assert not module._is_reachable(UNREACHABLE)
-
-
-def test_server_that_accepts_and_never_speaks_is_given_up(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(module, "_REACH_SECONDS", 0.2)
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
-        assert not module._is_reachable(f"http://127.0.0.1:{server.server_port}")
 
 
 def test_rounds_are_the_axis_and_no_row_is_lost(wandb):
@@ -275,7 +260,7 @@ def test_run_of_the_user_is_used_and_never_finished(wandb):
 
 
 def test_under_a_sweep_agent_nothing_is_decided(wandb):
-    wandb.sweep_id = "sweep"
+    wandb.settings.sweep_id = "sweep"
     logger = WandbLogger()
     logger.log_metrics({"loss": 1.0}, step=1)
     logger.finalize("success")
@@ -283,7 +268,7 @@ def test_under_a_sweep_agent_nothing_is_decided(wandb):
     assert wandb.run.exit_code is None
 
 
-def test_class_path_and_arguments_of_wandb_init_are_known_to_the_command_line():
+def test_class_path_and_arguments_of_wandb_init_are_known_to_the_command_line(request):
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--logger", type=Logger)
     options = [
@@ -296,7 +281,9 @@ def test_class_path_and_arguments_of_wandb_init_are_known_to_the_command_line():
     logger = parser.instantiate(parser.parse_args(options)).logger
     assert type(logger) is WandbLogger
     expected = {"project": "p", "tags": ["a", "b"], "group": "g", "mode": "offline", "resume": "allow"}
-    assert {key: logger._wandb_init[key] for key in expected} == expected
+    request.getfixturevalue("wandb")  # not before: the parser reads the signature of the real `wandb.init`
+    arguments = logger.experiment.arguments
+    assert {key: arguments[key] for key in expected} == expected
 
 
 SCRIPT = """
@@ -313,20 +300,25 @@ logger.log_metrics({"test_acc": 0.25}, step=3)
 """
 
 
-def test_real_offline_run_is_silent_and_complete(tmp_path):
-    folder = tmp_path / "a folder"
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+def run_script(tmp_path: Path, folder: Path, **environment: str) -> str:
+    """What the script writes to standard error, in a home of its own."""
+    environment |= {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     # torchmetrics imports matplotlib, which would look through all fonts in a new home.
     environment["MPLCONFIGDIR"] = matplotlib.get_cachedir()
     command = [sys.executable, "-W", "error::UserWarning", "-W", "ignore::DeprecationWarning", "-c", SCRIPT, str(folder)]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=100
     )
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return done.stderr
+
+
+def test_real_offline_run_is_silent_and_complete(tmp_path):
+    said = run_script(tmp_path, tmp_path / "a folder")
     run = re.fullmatch(
-        r"W&B is offline \(there is no API key\)\. The run lies in (.+); to upload it: wandb sync '\1'\n", done.stderr
+        r"W&B is offline \(there is no API key\)\. The run lies in (.+); to upload it: wandb sync '\1'\n", said
     )
-    assert run is not None, done.stderr
+    assert run is not None, said
     rows, axes = read_run(Path(run[1]))
     assert rows == [
         {"train/loss": 1.0, "round": 1},
@@ -336,6 +328,18 @@ def test_real_offline_run_is_silent_and_complete(tmp_path):
         {"test_acc": 0.25, "round": 3},
     ]
     assert axes == [("round", ""), ("*", "round")]
+
+
+def test_real_server_that_does_not_answer_makes_the_run_offline(tmp_path):
+    path = tmp_path / ".netrc"
+    path.write_text(f"machine 127.0.0.1:9\n  login user\n  password {'k' * 40}\n")
+    path.chmod(0o600)
+    said = run_script(
+        tmp_path, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_INIT_TIMEOUT="2", no_proxy="127.0.0.1"
+    )
+    assert re.fullmatch(
+        r"W&B is offline \(http://127\.0\.0\.1:9 could not be used: .+\)\. The run lies in .*offline-run.*\n", said
+    ), said
 
 
 def read_run(folder: Path) -> tuple[list[dict], list[tuple[str, str]]]:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from lfl.client.layout import ParameterLayout
 from lfl.subspace import HadamardSubspace
-from lfl.subspace.hadamard import HadamardBasis, _hadamard
+from lfl.subspace.hadamard import HadamardBasis
 
 CPU = torch.device("cpu")
 
@@ -15,8 +15,13 @@ def draw(dim: int, rank: int | float, *address: int) -> HadamardBasis:
 
 
 def test_hadamard_matrix_of_size_four() -> None:
-    expected = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
-    assert torch.equal(_hadamard(2, torch.ones(1)), expected)
+    """With ``E_1 = I``, no choice, and 1 at one place of E_2 alone, P is an outer product of two rows of H."""
+    rows = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    turned = torch.tensor([1, 2, 3, 0])
+    for place in range(4):
+        signs = torch.stack([torch.ones(4), torch.eye(4)[place]])
+        basis = HadamardBasis(signs, turned, chosen=torch.arange(4))
+        assert torch.equal(basis.project(torch.eye(4)).mT, torch.outer(rows[place], rows[turned[place]]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,8 +50,12 @@ def test_large_blocks_are_the_recursive_transform() -> None:
         a, b = v.chunk(2)
         return torch.cat([butterfly(a + b), butterfly(a - b)]) / 2**0.5
 
-    x = torch.randn(2**13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    torch.testing.assert_close(draw(2**13, 1)._transform(x), butterfly(x))
+    draws = torch.Generator().manual_seed(0)
+    signs = torch.randint(2, (2, 2**13), generator=draws).double() * 2 - 1
+    permutation, chosen = (torch.randperm(2**13, generator=draws)[:count] for count in (2**13, 100))
+    x = torch.randn(2**13, generator=draws, dtype=torch.float64)
+    expected = butterfly(signs[1] * butterfly(signs[0] * x)[permutation])[chosen]
+    torch.testing.assert_close(HadamardBasis(signs, permutation, chosen).project(x), expected)
 
 
 def test_the_pieces_mix() -> None:

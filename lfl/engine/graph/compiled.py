@@ -1,12 +1,11 @@
 """Recorded steps made into kernels by torch.compile; on a GPU, launched as CUDA graphs."""
 
-from typing import Any
-
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, fx
 from typing_extensions import override
 
+from lfl.client.step import StepInput, StepResult
 from lfl.engine.graph.record import leaves_of, record
 from lfl.engine.graph.replay import Replay
 from lfl.engine.graph.traced import DIFFERS, TracedStep, TraceError, shape_of
@@ -28,28 +27,29 @@ class CompiledStep(TracedStep):
     """
 
     @override
-    def __call__(self, *arguments: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        leaves = leaves_of(arguments)
+    def __call__(self, params: Tensor, input: StepInput) -> StepResult:
+        leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._recorded:
-            self._recorded[shape] = self._compile(arguments, leaves)
+            self._recorded[shape] = self._compile(params, input, leaves)
         replay, names = self._recorded[shape]
         gradients, losses, *logged = replay(*leaves)
-        return gradients, losses, dict(zip(names, logged, strict=True))
+        return StepResult(gradients, losses, dict(zip(names, logged, strict=True)))
 
     @override
-    def descend(self, rate: float, params: Tensor, *arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        gradients, losses, logs = self(params, *arguments)
-        params.sub_(gradients, alpha=rate)
-        return losses, logs
+    def descend(self, rate: float, params: Tensor, input: StepInput) -> tuple[Tensor, dict[str, Tensor]]:
+        # Not the recording with descent: it calls functions of ours that write in place, and is no list for a compiler.
+        result = self(params, input)
+        params.sub_(result.gradients, alpha=rate)
+        return result.losses, result.logs
 
-    def _compile(self, arguments: Any, leaves: list[Tensor]) -> tuple[Replay, tuple[str, ...]]:
+    def _compile(self, params: Tensor, input: StepInput, leaves: list[Tensor]) -> tuple[Replay, tuple[str, ...]]:
         """The kernels for one shape, and the names of what is logged."""
-        recorded, names = record(self._step, arguments)
+        recorded, names = record(self._step, params, input)
         recorded.recompile()
         replay = _compiled(recorded, on_gpu=leaves[0].device.type == "cuda")
         try:
-            found = replay(*leaves)
+            results = replay(*leaves)
         except torch.OutOfMemoryError:
             raise  # a smaller cohort may fit
         except Exception as failure:
@@ -58,9 +58,10 @@ class CompiledStep(TracedStep):
                 f"{str(failure).strip().splitlines()[0][:200]}). On a CPU it needs a C++ compiler; `trace_steps=true` "
                 "does without."
             ) from failure
-        gradients, losses, _ = self._step(*arguments)  # logged values may jump, as an accuracy does
-        error = max(_relative_error(found[0], gradients), _relative_error(found[1], losses))
-        if error > _tolerance(recorded, gradients.dtype):
+        exact = self._computed(params, input)
+        # Not of logged values, which may jump, as an accuracy does.
+        error = max(_relative_error(results[0], exact.gradients), _relative_error(results[1], exact.losses))
+        if error > _tolerance(recorded, exact.gradients.dtype):
             raise TraceError(DIFFERS)
         if len(self._recorded) == _MANY_SHAPES:
             rank_zero_warn(
@@ -71,10 +72,12 @@ class CompiledStep(TracedStep):
 
 
 def _compiled(recorded: fx.GraphModule, on_gpu: bool) -> Replay:
+    # "reduce-overhead" launches kernels as one CUDA graph, which small steps need more than faster kernels.
     run = torch.compile(recorded, fullgraph=True, dynamic=False, mode="reduce-overhead" if on_gpu else "default")
 
     def replay(*leaves: Tensor) -> list[Tensor]:
         if on_gpu:
+            # Without this, torch takes calls that follow each other for parts of one step, and keeps all their memory.
             torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
             results: list[Tensor] = run(*leaves)
@@ -92,6 +95,7 @@ def _relative_error(ours: Tensor, exact: Tensor) -> float:
 
 
 def _tolerance(recorded: fx.GraphModule, dtype: torch.dtype) -> float:
+    """The largest relative error of a step; larger where some part of it is computed in 16 bits."""
     values = [node.meta.get("val") for node in recorded.graph.nodes]
     is_low = any(isinstance(v, Tensor) and v.is_floating_point() and v.dtype.itemsize < 4 for v in values)
     return _LOW_PRECISION if is_low else _TOLERANCE[dtype]

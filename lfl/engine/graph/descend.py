@@ -1,10 +1,22 @@
-"""Plain SGD inside a recorded step: gradients are added to the parameters where they are computed."""
+"""Plain SGD inside a recorded step: gradients are added to the parameters where they are computed.
+
+``addmm_`` scales and adds inside the kernel, where a product and an addition round once more in between: equal to
+rounding, and the only part of a recording that does not keep every bit.
+
+It is right where nobody reads the parameters after they have been moved. All operations of the step come before the
+first move, but the operands of a product are read by the move itself: a product one of whose operands is a view of the
+parameters (W = A B, whose gradient for B is A^T G) is computed before, like any other gradient, and a gradient that is
+such a view is copied before. What is moved are disjoint parts of the vector, each once. That nothing was missed is
+checked at the first call of every shape.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import has_side_effect
+
+from lfl.engine.graph.alias import owner_of
 
 _aten = torch.ops.aten
 _RESHAPES = (_aten.view.default, _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.clone.default)
@@ -26,13 +38,16 @@ def descend_in_place(recorded: fx.GraphModule) -> None:
     with graph.inserting_after(arguments[-1]):
         factor = graph.placeholder("factor")
     pieces = _pieces(gradients)
+    if len(pieces) > 1:
+        with graph.inserting_before(output):
+            pieces = [_copied(graph, piece) if owner_of(piece) is arguments[0] else piece for piece in pieces]
     rows = arguments[0].meta["val"].shape[0]
     sizes = [_numel(recorded, piece) // rows for piece in pieces]
     with graph.inserting_before(output):
         parts = graph.call_function(torch.split_with_sizes, (arguments[0], sizes, 1))
         for index, piece in enumerate(pieces):
             product, is_transposed = _product(piece)
-            if product is None:
+            if product is None or any(owner_of(operand) is arguments[0] for operand in product.all_input_nodes):
                 graph.call_function(_add_scaled, (parts, index, piece, factor))
                 continue
             shape = list(product.meta["val"].shape)
@@ -42,13 +57,22 @@ def descend_in_place(recorded: fx.GraphModule) -> None:
     graph.eliminate_dead_code()
 
 
+def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    copy = graph.call_function(_aten.clone.default, (node,))
+    copy.meta["val"] = node.meta["val"]
+    return copy
+
+
 def _numel(recorded: fx.GraphModule, node: fx.Node) -> int:
     value = getattr(recorded, str(node.target)) if node.op == "get_attr" else node.meta["val"]
     return int(value.numel())
 
 
 def _pieces(gradients: fx.Node) -> list[fx.Node]:
-    """The gradients of the parts of the vector, in order: what is joined at the end, or all of it."""
+    """The gradients of the parts of the vector, in order: what is joined at the end, or all of it.
+
+    Reshapes around the join keep the order of numbers in memory, and with it the places of the parts.
+    """
     joined: Any = gradients
     while joined.target in _RESHAPES and len(joined.users) == 1:
         joined = joined.args[0]
@@ -58,7 +82,10 @@ def _pieces(gradients: fx.Node) -> list[fx.Node]:
 
 
 def _product(piece: fx.Node) -> tuple[fx.Node | None, bool]:
-    """The product of matrices that a piece is, but for its outer shape, and whether it is the transposed of it."""
+    """The product of matrices that a piece is, but for its outer shape, and whether it is the transpose of it.
+
+    None where it is no such product, or where somebody else needs the product too: then it must exist as a tensor.
+    """
     node: Any = piece
     is_transposed, is_inside = False, False
     while node.op == "call_function" and len(node.users) == 1:
@@ -66,6 +93,8 @@ def _product(piece: fx.Node) -> tuple[fx.Node | None, bool]:
             return node, is_transposed
         if node.target in _TRANSPOSES and _swaps_last(node):
             is_transposed, is_inside = not is_transposed, True
+        # Going from the result inwards: what reshapes the matrix may stand outside of a transposition, where the shape
+        # of the part takes its place, but not inside, where rows of the product would be no rows of the matrix.
         elif node.target not in _RESHAPES or (is_inside and _shape(node) != _shape(node.args[0])):
             break
         node = node.args[0]

@@ -1,7 +1,5 @@
-"""Recording a local step once and replaying it without Python between its tensor operations."""
+"""Listing the tensor operations of a local step."""
 
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,68 +7,77 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lfl.client.step import StepFunction, StepInput
+from lfl.engine.graph.alias import owner_of
 from lfl.engine.graph.descend import descend_in_place
 from lfl.engine.graph.simplify import simplify
-
-Step = Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]]
 
 _aten = torch.ops.aten
 
 
-def leaves_of(tree: Any) -> list[Tensor]:
-    """The leaves of a nest; for tuples and dicts of tensors faster than torch's own."""
-    found: list[Tensor] = []
+def leaves_of(params: Tensor, input: StepInput) -> list[Tensor]:
+    """The tensors that a recording takes: parameters first, then those of the input."""
+    return [params, *_leaves(input.tensors)]
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    """The leaves of a nest, in torch's order; for tuples and dicts of tensors faster than torch's own walk."""
+    leaves: list[Tensor] = []
     for part in tree:
         if type(part) is Tensor:
-            found.append(part)
+            leaves.append(part)
         elif isinstance(part, tuple):
-            found += leaves_of(part)
+            leaves += _leaves(part)
         elif type(part) is dict:
-            found += leaves_of(tuple(part.values()))
+            leaves += _leaves(tuple(part.values()))
         else:
-            found += tree_leaves(part)
-    return found
+            leaves += tree_leaves(part)
+    return leaves
 
 
-def record(step: Step, arguments: Any, descend: bool = False) -> tuple[fx.GraphModule, tuple[str, ...]]:
-    """The operations of a step, from leaves to gradients, losses and logged values, and the names of the last.
+def record(
+    step: StepFunction, params: Tensor, input: StepInput, descend: bool = False
+) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """The operations of a step, from its tensors to gradients, losses and logged values, and the names of the last.
 
-    The module's code is not made yet. No result is an argument, a constant, or a view of one.
+    The module's code is not made yet. No result shares memory with an argument or a constant.
 
-    With ``descend`` the gradients, times a last argument, are added to the first leaf instead of being returned.
+    With ``descend`` the gradients, times a last argument, are added to the parameters instead of being returned.
     """
-    leaves, spec = tree_flatten(arguments)
+    leaves, spec = tree_flatten(input.tensors)
     names: tuple[str, ...] = ()
 
-    def flat(*leaves: Tensor) -> list[Tensor]:
+    def flat(params: Tensor, *leaves: Tensor) -> list[Tensor]:
         nonlocal names
-        gradients, losses, logs = step(*tree_unflatten(leaves, spec))
+        # Without its number: a recording serves every step, and shows the module `batch_idx` 0.
+        gradients, losses, logs = step(params, StepInput(*tree_unflatten(leaves, spec)))
         names = tuple(logs)
         return [gradients, losses, *logs.values()]
 
-    recorded = make_fx(flat)(*leaves)
+    recorded = make_fx(flat)(params, *leaves)
     # Frozen parameters are no reason to keep a graph at every call, nor to enter a `no_grad` there.
     for name, constant in [*recorded.named_parameters(), *recorded.named_buffers()]:
         if constant.requires_grad:
             setattr(recorded, name, torch.nn.Parameter(constant.detach(), requires_grad=False))
     recorded = simplify(recorded)
+    # Before the descent, so that a logged parameter is that of before the step. Gradients that are added where they are
+    # computed are no results, and need no copy.
+    _own_results(recorded.graph, first=1 if descend else 0)
     if descend:
         descend_in_place(recorded)
-    _own_results(recorded.graph)
     return recorded, names
 
 
-def _own_results(graph: fx.Graph) -> None:
-    """Copy results that are, or are views of, arguments and constants: callers may write into what they get."""
+def _own_results(graph: fx.Graph, first: int) -> None:
+    """Copy results, from the ``first`` on, that share memory with arguments or constants.
+
+    Callers may write into what they get: into an argument that would change the batch or x, into a constant that would
+    change every later call.
+    """
     (output,) = (node for node in graph.nodes if node.op == "output")
+    results = list(output.args[0])
     with graph.inserting_before(output):
-        results = [r if _is_fresh(r) else graph.call_function(_aten.clone.default, (r,)) for r in output.args[0]]
+        for index in range(first, len(results)):
+            if owner_of(results[index]).op != "call_function":
+                results[index] = graph.call_function(_aten.clone.default, (results[index],))
     output.args = (results,)
-
-
-def _is_fresh(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    returns = getattr(getattr(node.target, "_schema", None), "returns", ())
-    is_view = node.target is operator.getitem or any(result.alias_info is not None for result in returns)
-    return _is_fresh(node.args[0]) if is_view and isinstance(node.args[0], fx.Node) else not is_view

@@ -9,7 +9,9 @@ from torch import Tensor, fx
 _aten = torch.ops.aten
 
 Replay = Callable[..., list[Tensor]]
-# torch's own functions are called in half the time of the same operations by their full names.
+# torch's own functions are called in half the time of the same operations by their full names, which go through a
+# dispatcher in Python. Both end in the same kernel. The table has what steps of common layers are made of; what is not
+# in it is called by its full name.
 _SHORT_CUTS = {
     _aten._log_softmax.default: torch._log_softmax,
     _aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
@@ -45,7 +47,11 @@ _SHORT_CUTS = {
 
 
 def _max_pool2d(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Max pooling; on a CPU torch's kernel for channels-last images is six times faster, copies included."""
+    """Max pooling; on a CPU torch's kernel for channels-last images is six times faster, copies included.
+
+    Pooling picks numbers and computes none, so that another kernel gives the same bits. Both take the first of equal
+    numbers, so that the indices, and with them the gradient, are the same too.
+    """
     if x.device.type != "cpu" or x.dim() != 4:
         found: tuple[Tensor, Tensor] = _aten.max_pool2d_with_indices.default(x, *arguments)
         return found
@@ -57,7 +63,7 @@ _SHORT_CUTS[_aten.max_pool2d_with_indices.default] = _max_pool2d
 
 
 def replay_of(recorded: fx.GraphModule) -> Replay:
-    """The operations as a Python function, which holds nothing else."""
+    """The operations as a Python function: one line an operation, without the checks of a module's call."""
     for node in recorded.graph.nodes:
         node.target = _SHORT_CUTS.get(node.target, node.target)
     recorded.recompile()

@@ -1,4 +1,11 @@
-"""Operations of a recorded step that change nothing, or are the same at every call."""
+"""Operations of a recorded step that change nothing, or are the same at every call.
+
+Dropping an operation that returns a copy of its input lets later operations see the input itself. That is the same to
+the bit if (1) nothing in the list writes in place, so that it does not matter whether two values share memory;
+(2) values and type are the same; and (3) strides are the same, since the order in which a kernel adds may follow them.
+``simplify`` makes sure of (1), ``_same_layout`` of (2) and (3) where an operation does not by itself. What leaves the
+list is copied by ``record`` where it shares memory with an argument or a constant.
+"""
 
 import operator
 from typing import Any
@@ -14,6 +21,13 @@ _aten = torch.ops.aten
 _CONSTANT = "_constant_"  # begins the names of what was computed once
 _LARGEST_CONSTANT = 2**16  # numbers of a constant that is worth keeping between calls
 _SHAPE_ONLY = (_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default)
+_VIEWS = (
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.expand.default,
+)
 
 
 def simplify(recorded: fx.GraphModule) -> fx.GraphModule:
@@ -21,8 +35,9 @@ def simplify(recorded: fx.GraphModule) -> fx.GraphModule:
     graph = recorded.graph
     graph.eliminate_dead_code()
     calls = [node for node in graph.nodes if node.op == "call_function"]
+    # With a write in place, a dropped copy would show the write in its source, and a constant would keep it.
     if any(node.target._schema.is_mutable for node in calls if isinstance(node.target, OpOverload)):
-        return recorded  # what is written in place must be made anew at every call
+        return recorded
     for node in calls:
         _skip_unit_factor(node)
         same = _unchanged(node)
@@ -36,10 +51,12 @@ def simplify(recorded: fx.GraphModule) -> fx.GraphModule:
                 node.replace_all_uses_with(graph.get_attr(name))
             graph.erase_node(node)
     graph.eliminate_dead_code()
+    # Common subexpressions: kernels give the same bits for the same arguments, but for random ones, which are banned.
+    # Two results may then be one tensor; only gradients are ever written into, and no other result has their shape.
     shared = CSEPass(get_CSE_banned_ops())(recorded)
     assert shared is not None
-    found: fx.GraphModule = shared.graph_module
-    return found
+    simplified: fx.GraphModule = shared.graph_module
+    return simplified
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
@@ -47,47 +64,73 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
     arguments: Any = node.args
     source = arguments[0] if arguments else None
     if node.target is _aten.cat.default:
-        return source[0] if source is not None and len(source) == 1 else None
+        # Joining one tensor copies it; a copy of a strided one is contiguous, and stays.
+        return source[0] if source is not None and len(source) == 1 and _same_layout(node, source[0]) else None
     if not isinstance(source, fx.Node):
         return None
     if node.target is operator.getitem and source.target is _aten.split_with_sizes.default:
+        # The only part of a split is a view of the whole: a model of one parameter.
         sizes: Any = source.args[1]
-        return source.args[0] if len(sizes) == 1 else None  # type: ignore[return-value]  # a model of one parameter
+        return source.args[0] if len(sizes) == 1 else None  # type: ignore[return-value]
     if node.target is _aten.pow.Tensor_Scalar:
-        return source if arguments[1] == 1 and _same_shape(node, source) else None
+        # torch copies for the exponent 1: -0.0, infinities and NaN included.
+        return source if arguments[1] == 1 and _same_layout(node, source) else None
     if node.target is _aten.mul.Tensor:
-        return source if arguments[1] == 1 and _same_shape(node, source) else None
+        # Exact in IEEE 754, -0.0, infinities, NaN and subnormal numbers included. A tensor of integers times 1.0 is one
+        # of floats, and a broadcast one is larger: both have another layout. ``arguments[1]`` may be a node: not 1.
+        return source if arguments[1] == 1 and _same_layout(node, source) else None
     if node.target is _aten.t.default and source.target is _aten.t.default:
+        # Two views that undo each other: same memory, same strides.
         return source.args[0]  # type: ignore[return-value]
-    views = (_aten.alias.default, _aten.detach.default, _aten.view.default, _aten._unsafe_view.default)
-    return source if node.target in (*views, _aten.expand.default) and _same_shape(node, source) else None
+    # A view with the shape and strides of its source is its source. Replays run without autograd, so that `detach` is
+    # a view like the others.
+    return source if node.target in _VIEWS and _same_layout(node, source) else None
 
 
 def _skip_unit_factor(node: fx.Node) -> None:
-    """Let a view of ``x * 1``, which vmap makes of a bias that is part of a row, be one of x."""
+    """Let a view of ``x * 1``, which vmap makes of a bias that is part of a row, be one of x.
+
+    ``reshape`` instead of ``view``, since x may have strides that no view fits. The numbers are the same; strides may
+    be others. What follows is the addition of a bias, whose result does not depend on them, and the comparison at the
+    second call, to the bit, stands behind it.
+    """
     source: Any = node.args[0] if node.args else None
     if node.target is not _aten.view.default or source.target is not _aten.mul.Tensor:
         return
     value = source.args[0]
-    if source.args[1] == 1 and value.meta["val"].shape == source.meta["val"].shape:
+    if source.args[1] == 1 and _same_type(source, value):
         node.target = _aten.reshape.default
         node.replace_input_with(source, value)
 
 
-def _same_shape(node: fx.Node, source: fx.Node) -> bool:
+def _same_type(node: fx.Node, source: fx.Node) -> bool:
     first, second = node.meta.get("val"), source.meta.get("val")
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
         return False
-    return first.shape == second.shape and first.stride() == second.stride() and first.dtype == second.dtype
+    return first.shape == second.shape and first.dtype == second.dtype
+
+
+def _same_layout(node: fx.Node, source: fx.Node) -> bool:
+    """Whether two values have the same shape, type and strides."""
+    if not _same_type(node, source):
+        return False
+    same: bool = node.meta["val"].stride() == source.meta["val"].stride()
+    return same
 
 
 def _is_constant(node: fx.Node) -> bool:
-    """Whether an operation gives the same small tensor at every call. What the module holds may change in between."""
+    """Whether an operation gives the same small tensor at every call.
+
+    It does if it reads the shape of its argument alone, since a recording serves one shape, or nothing but constants,
+    and draws no random numbers. What the module holds (buffers, frozen parameters) is no constant: it may be changed
+    between calls.
+    """
     value, target = node.meta.get("val"), node.target
     if not isinstance(target, OpOverload) or not isinstance(value, Tensor) or value.numel() > _LARGEST_CONSTANT:
         return False
     if torch.Tag.nondeterministic_seeded in target.tags:
         return False
+    # An operation without inputs (`arange`, `full`) is one on nothing but constants.
     own = all(source.op == "get_attr" and str(source.target).startswith(_CONSTANT) for source in node.all_input_nodes)
     return target in _SHAPE_ONLY or own
 
@@ -99,6 +142,7 @@ def _compute(recorded: fx.GraphModule, node: fx.Node) -> Tensor:
         if source.op == "get_attr":
             return getattr(recorded, str(source.target))
         known = source.meta["val"]
+        # With the strides too: `ones_like` gives its result those of its argument.
         return torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device=known.device)
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)

@@ -1,0 +1,230 @@
+"""Builds a run from settings, a module and data."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lfl.aggregation import Server
+from lfl.callback import FederatedCallback, check_stack
+from lfl.client.evaluation import Evaluator
+from lfl.client.model import ClientModel
+from lfl.client.rates import LearningRates
+from lfl.comm import Ledger
+from lfl.data.base import FederatedData
+from lfl.engine import EngineSettings, LocalEngine, build_engine
+from lfl.processes.group import Processes
+from lfl.reporting.progress import ProgressDisplay
+from lfl.run import Run
+from lfl.settings import Settings
+from lfl.storage.client_store import ClientStore
+from lfl.storage.fingerprint import describe
+
+# Hooks of a LightningModule that lfl never calls; a module that overrides one gets a warning.
+_UNCALLED_HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+    "backward",
+    "on_before_batch_transfer",
+    "on_after_batch_transfer",
+    "transfer_batch_to_device",
+    "on_save_checkpoint",
+    "configure_callbacks",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+)
+# Arguments of the data module that change no number: the partition itself is compared by its fingerprint.
+_IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
+
+
+class RunBuilder:
+    """Builds a run part by part, so that wrong settings are refused before anything is written to the disk.
+
+    ``fit`` goes in this order, from the cheapest refusal to the most expensive one: ``check``, ``engine`` (which first
+    builds server, learning rates and validation data, and then may try out both engines), a comparison of
+    ``description`` with that of a checkpoint, and only then the run folder and ``build``.
+
+    Args:
+        settings: the trainer's arguments.
+        callbacks: the stack.
+        model: the model, on its device.
+        data: the data, on its device.
+        processes: the processes, which have been started.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        callbacks: list[FederatedCallback],
+        model: ClientModel,
+        data: FederatedData,
+        processes: Processes,
+    ) -> None:
+        self._settings = settings
+        self._callbacks = callbacks
+        self._model = model
+        self._data = data
+        self._processes = processes
+        self._num_clients = int(data.num_clients)
+
+    def check(self) -> None:
+        """Raise ValueError for settings, or combinations of them, that have no meaning."""
+        settings = self._settings
+        model = self._model
+        settings.participation.check(self._num_clients)
+        if settings.system is not None:
+            settings.system.check(self._num_clients)
+        # `names_of` is None for a phase that trains all parameters.
+        has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
+        check_stack(self._callbacks, model.layout, has_frozen_phases)
+        ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, model.module)]
+        if ignored:
+            rank_zero_warn(
+                f"{type(model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: local steps "
+                "are taken for many clients at once."
+            )
+
+    @cached_property
+    def server(self) -> Server:
+        """The server, with the model's initial parameters and buffers."""
+        model = self._model
+        # Copies, for the module is trained: its counters change with every client.
+        counters = [counter.clone() for counter in model.counters]
+        return Server(model.flat_parameters(), self._settings.server_optimizer, model.flat_buffers(), counters)
+
+    @cached_property
+    def rates(self) -> LearningRates:
+        """The learning rates, from the module's own optimizer and schedulers."""
+        return LearningRates(self._model.module)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """The evaluator, which runs the module's validation step."""
+        return Evaluator(self._model, self._processes)
+
+    @cached_property
+    def val_dataloaders(self) -> Any:
+        """The validation data; None if the module has no validation step."""
+        return self._data.val_dataloader() if self.evaluator.can("validate") else None
+
+    def engine(self, saved_choice: dict[str, Any]) -> LocalEngine:
+        """Build the engine.
+
+        Args:
+            saved_choice: the ``engine_choice`` in the checkpoint of a resumed run, which ``auto`` keeps; else empty.
+        """
+        settings = self._settings
+        saved_choice = saved_choice if settings.engine == "auto" else {}
+        # Built first, since errors in them are cheap to find, while `auto` trains on the side for a while.
+        _ = self.server, self.rates, self.val_dataloaders
+        engine_settings = EngineSettings(
+            settings.engine,
+            cohort_size=settings.cohort_size or saved_choice.get("cohort_size"),
+            clients_per_round=len(settings.participation.select(1, self._num_clients, settings.seed)),
+            trace_steps=settings.trace_steps,
+            resumed=saved_choice.get("name"),
+        )
+        return build_engine(
+            engine_settings,
+            self._model,
+            self._data,
+            settings.work,
+            self._callbacks,
+            settings.seed,
+            # All processes must choose alike, and what they measure differs: the first process decides.
+            ask=self._processes.ask_first,
+        )
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """The settings that the run's numbers depend on (except for rounding), in plain values for a checkpoint.
+
+        What may change when a run is resumed is left out: engine, devices, loggers, evaluation, number of rounds.
+        """
+        settings = self._settings
+        module = self._model.module
+        layout = self._model.layout
+        data = {key: value for key, value in describe(self._data).items() if key not in _IRRELEVANT_DATA}
+        return {
+            "seed": int(settings.seed),
+            "precision": settings.precision,
+            "participation": describe(settings.participation),
+            "local_work": describe(settings.work),
+            "aggregator": describe(settings.aggregator),
+            "buffers": settings.buffer_policy,
+            "on_nonfinite": settings.on_nonfinite,
+            "system": describe(settings.system),
+            "callbacks": describe([callback for callback in self._callbacks if not callback.observes]),
+            "optimizer": self.rates.description,
+            "server_optimizer": self.server.description,
+            "model": {
+                "class": f"{type(module).__module__}.{type(module).__qualname__}",
+                "parameters": {n: list(s) for n, s in zip(layout.names, layout.shapes, strict=True)},
+                "modules": {n: repr(m) for n, m in module.named_modules() if not any(m.children())},
+            },
+            "data": {**data, "partition": self._data.partition.fingerprint()},
+        }
+
+    def build(self, engine: LocalEngine, folder: Path, loggers: list[Logger], display: ProgressDisplay) -> Run:
+        """Build the run.
+
+        Args:
+            engine: what ``engine`` returned.
+            folder: the run's own folder.
+            loggers: where metrics go.
+            display: shows the progress.
+        """
+        settings = self._settings
+        if settings.checkpointing is not None:
+            settings.checkpointing.start()
+        return Run(
+            seed=settings.seed,
+            max_rounds=settings.max_rounds,
+            model=self._model,
+            data=self._data,
+            work=settings.work,
+            participation=settings.participation,
+            system=settings.system,
+            aggregator=settings.aggregator,
+            server=self.server,
+            store=self._store(folder),
+            ledger=Ledger(self._num_clients),
+            rates=self.rates,
+            processes=self._processes,
+            evaluator=self.evaluator,
+            buffer_policy=settings.buffer_policy,
+            callbacks=self._callbacks,
+            engine=engine,
+            on_nonfinite=settings.on_nonfinite,
+            check_val_every_n_rounds=settings.check_val_every_n_rounds,
+            val_dataloaders=self.val_dataloaders,
+            checkpointing=settings.checkpointing,
+            loggers=loggers,
+            display=display,
+            folder=folder,
+            description=self.description,
+        )
+
+    def _store(self, folder: Path) -> ClientStore:
+        """Make the client store, with a slot for buffers if each client keeps its own."""
+        kind = self._settings.client_state
+        buffers = self.server.buffers
+        directory = folder / "clients" if kind == "memmap" else None
+        store = ClientStore(self._num_clients, kind, self._processes.device, directory, shard=self._processes.rank)
+        if self._settings.buffer_policy == "client" and buffers.numel():
+            # NaN marks the clients that have no buffers yet: they start with the server's.
+            store.declare("buffers", buffers.numel(), buffers.dtype, fill=float("nan"))
+        return store

@@ -1,0 +1,76 @@
+"""The batches of a cohort, in the order in which its clients see them."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from lfl.client.model import ClientModel
+from lfl.client.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
+from lfl.client.work import LocalWork
+from lfl.data.base import FederatedData
+from lfl.randomness import client_keys
+from lfl.round import Cohort, CohortPhase
+
+_WHOLE_BATCH = 128  # examples at a time in a pass over a client's whole data
+
+PlannedBatches = Iterator[tuple[BatchPlan, Any]]
+"""Plans of batches, each with the batch itself: a nest of tensors ``[G, b, ...]``."""
+
+
+class BatchFeed:
+    """Reads batches for cohorts.
+
+    Args:
+        model: converts batches to the precision's input type.
+        data: the clients' data.
+        work: local work of a round.
+        seed: of all draws.
+    """
+
+    def __init__(self, model: ClientModel, data: FederatedData, work: LocalWork, seed: int) -> None:
+        self._model = model
+        self._data = data
+        self._work = work
+        self._seed = seed
+
+    def keys(self, purpose: str, cohort: Cohort, phase: CohortPhase) -> Tensor:
+        """One key per client [C] for the draws of a phase."""
+        # The first phase has the address that rounds without phases have: adding a phase changes none of its draws.
+        later = [phase.index] if phase.index else []
+        return client_keys(cohort.ids.to(cohort.values.device), self._seed, purpose, cohort.round.number, *later)
+
+    def of_phase(self, cohort: Cohort, phase: CohortPhase, padding: Padding | None) -> PlannedBatches:
+        """The batches of a phase of the local work."""
+        sizes, batch_size = cohort.num_examples, self._data.batch_size
+        indices = self._data.client_indices(cohort.ids)[0].to(cohort.values.device)
+        keys = self.keys("shuffle", cohort, phase)
+        augment = self.keys("augment", cohort, phase) if self._data.has_random_transforms else None
+        schedule: Iterable[BatchPlan]
+        if self._work.sampling == "replacement":
+            schedule = ReplacementSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment)
+        else:
+            schedule = LocalSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment, padding=padding)
+        return self._read(schedule)
+
+    def of_all_examples(self, cohort: Cohort, count: int, keys: Tensor) -> PlannedBatches:
+        """One pass over the whole training sets of the first ``count`` clients, in stored order.
+
+        Args:
+            cohort: the cohort.
+            count: A.
+            keys: one key per client, for augmentation [A].
+        """
+        sizes = cohort.num_examples[:count]
+        batch_size = max(self._data.batch_size, _WHOLE_BATCH)
+        indices = self._data.client_indices(cohort.ids[:count])[0].to(keys.device)
+        steps = steps_per_epoch_of(sizes, batch_size)
+        augment = keys if self._data.has_random_transforms else None
+        return self._read(LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=False))
+
+    def _read(self, schedule: Iterable[BatchPlan]) -> PlannedBatches:
+        # The data module may read ahead of the steps, so it is given an iterator of its own.
+        plans, ahead = itertools.tee(schedule)
+        batches = self._data.batches((plan.indices, plan.keys) for plan in ahead)
+        return zip(plans, (self._model.converted(batch) for batch in batches), strict=True)

@@ -1,0 +1,63 @@
+"""Local training outside of the run, for evaluations that fine-tune clients' models first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lfl.aggregation import Server
+from lfl.callback import FederatedCallback
+from lfl.client.rates import LearningRates
+from lfl.client.work import LocalPhase, LocalWork
+from lfl.engine.base import LocalEngine
+from lfl.randomness import derive_seed
+from lfl.round import Round, RoundSums
+
+
+class EngineFineTuner:
+    """Trains clients' models in place, with an engine of its own; the run and its random numbers do not change.
+
+    Args:
+        engine: the run's engine; the new one is of the same kind.
+        phases: the local work to do.
+        callbacks: the callbacks that personalize models.
+        server: has x and the model's buffers.
+        rates: learning rates of the round.
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        phases: Sequence[LocalPhase],
+        callbacks: list[FederatedCallback],
+        server: Server,
+        rates: LearningRates,
+    ) -> None:
+        work = LocalWork(phases, sampling=engine.work.sampling)
+        self._engine = engine.alike(work, callbacks, derive_seed(engine.seed, "fine-tune"))
+        self._server = server
+        self._rates = rates
+
+    def __call__(self, round: Round, ids: Tensor, params: Tensor) -> None:
+        """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples.
+
+        Training starts from x, and from what the personalizing callbacks change there, not from ``params``.
+        """
+        trained = ids[self._engine.data.client_sizes[ids] > 0]
+        server = self._server.vector.clone()
+        # A round of its own: the sums, logs and reports of the run's round must not see this training. Clients train
+        # whole models, so without the basis of the round.
+        aside = replace(round, clients=trained, server=server, local_clients=trained, invited=trained, basis=None)
+        aside.totals = RoundSums()
+        aside.reported = []
+        aside.metrics = {}
+        # The sequential engine seeds torch's global generator for modules that draw from it; put it back afterwards.
+        with torch.random.fork_rng(devices=[]):
+            for cohort in self._engine.cohorts(aside, self._server.buffers, self._server.counters):
+                if not self._engine.train(cohort, self._rates):
+                    continue  # out of memory: `cohorts` yields these clients again, fewer at a time
+                # `ids` ascend, so that a search finds each trained client's row.
+                params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values

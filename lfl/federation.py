@@ -1,0 +1,147 @@
+"""What a callback may know of its run, and what it may change there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lfl.aggregation import Aggregator, Server
+from lfl.client.evaluation import Evaluator
+from lfl.client.layout import ParameterLayout
+from lfl.client.model import ClientModel
+from lfl.client.rates import LearningRates
+from lfl.client.work import LocalPhase, LocalWork
+from lfl.comm import Ledger
+from lfl.data.base import FederatedData
+from lfl.participation import Participation
+from lfl.processes.group import Processes
+from lfl.processes.signals import StopRequest
+from lfl.randomness import client_keys, generator
+from lfl.round import Round
+from lfl.storage.client_store import ClientStore
+from lfl.system import System
+
+BufferPolicy = Literal["average", "server", "client"]
+FineTuner = Callable[[Round, Tensor, Tensor], None]
+"""A function of a round, client ids [C] and their models [C, D]; it trains the models in place."""
+
+
+@dataclass(kw_only=True)
+class Federation(ABC):
+    """A run as its callbacks see it; they are given it once, in ``on_run_start``, and may keep it.
+
+    A callback may read all of it at any time, but for one rule: hooks of a cohort (``on_cohort_start``,
+    ``wrap_gradient``, ``client_loss``, ``encode``, ...) are the clients. They know the settings, their rows of
+    ``store``, and what came by the wire (``cohort.received``), and never look at ``server``.
+
+    A callback may write: its own slots of ``store``; ``ledger``, by its methods; ``server.vector``, in
+    ``on_run_start`` and ``on_server_step``; and it may call ``stop``. Everything else is the loop's.
+
+    Attributes:
+        seed: seed of all draws; ``keys`` and ``generator`` draw from it.
+        max_rounds: number of the last round.
+        model: the one module of all clients, as a function of one vector.
+        data: the clients' data: sizes, batches, the partition.
+        work: what a client does in a round.
+        participation: who takes part.
+        system: how long simulated rounds take, if they are simulated.
+        aggregator: makes one update of the clients' updates; its ``weights`` are the clients' weights in the mean.
+        server: x [D], its optimizer and the model's buffers.
+        store: rows that belong to clients, in named slots.
+        ledger: counts what crosses the wire.
+        rates: the learning rates of the round.
+        processes: the processes among which the clients are divided.
+        evaluator: runs the module's validation, test and prediction steps.
+        buffer_policy: what becomes of the model's buffers (BatchNorm's statistics): ``average`` averages the clients',
+            ``server`` leaves the server's as they are, ``client`` keeps each client's own.
+        stop_request: whether the run is to end after the present round.
+    """
+
+    seed: int
+    max_rounds: int
+    model: ClientModel
+    data: FederatedData
+    work: LocalWork
+    participation: Participation
+    system: System | None
+    aggregator: Aggregator
+    server: Server
+    store: ClientStore
+    ledger: Ledger
+    rates: LearningRates
+    processes: Processes
+    evaluator: Evaluator
+    buffer_policy: BufferPolicy
+    stop_request: StopRequest = field(default_factory=StopRequest)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients in the federation (N)."""
+        return int(self.data.num_clients)
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Where each parameter lies in a vector [D]."""
+        return self.model.layout
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process, which holds the vectors and rows."""
+        return self.processes.device
+
+    def keys(self, ids: Tensor, purpose: str, round_number: int) -> Tensor:
+        """Keys [C] for draws of clients ``ids`` [C] in a round, on the device; see ``lfl.randomness``."""
+        return client_keys(ids.to(self.device), self.seed, purpose, round_number)
+
+    def generator(self, purpose: str, round_number: int) -> torch.Generator:
+        """A CPU generator for the server's draws in a round; equal on all processes and after resuming."""
+        return generator(self.seed, purpose, round_number)
+
+    def stop(self) -> None:
+        """End the run after this round, with a checkpoint, as ``trainer.should_stop = True`` does in Lightning.
+
+        With several processes, a call after the round's sums have met ends the run one round later.
+        """
+        self.stop_request.should_stop = True
+
+    def client_buffers(self, ids: Tensor) -> Tensor:
+        """The buffers that clients ``ids`` [C] start from, [C, B]: the server's, or their own where they keep them."""
+        shared = self.server.buffers.expand(len(ids), -1)
+        if self.buffer_policy != "client" or not self.server.buffers.numel():
+            return shared
+        kept = self.store.gather("buffers", ids)
+        # The slot is filled with nan: such a row was never written, and its client starts from the server's buffers.
+        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)
+
+    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
+        """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
+        batch_size = int(getattr(self.data, "eval_batch_size", 0)) or 1024
+        indices, sizes = self.data.client_test_indices(ids)
+        rows = zip(params, self.client_buffers(ids), indices, sizes.tolist(), strict=True)
+        metrics = []
+        for parameters, buffers, positions, size in rows:
+            self.model.load(parameters, buffers, self.server.counters)
+            # Indices are padded to the largest client. `gather_test` reads for a cohort [C, b], here of one client;
+            # the module's validation step knows no cohorts.
+            batches = (self.data.gather_test(chunk[None]) for chunk in positions[:size].split(batch_size))
+            metrics.append(self.evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
+        return metrics
+
+    @property
+    @abstractmethod
+    def clients_at_once(self) -> int:
+        """How many clients are trained together at most (C)."""
+
+    @abstractmethod
+    def personal_models(self, ids: Tensor) -> Tensor:
+        """The clients' own models now [C, D], to evaluate them: x, with the personal parameters of ``ids`` [C]."""
+
+    @abstractmethod
+    def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:
+        """Return a function that trains copies of clients' models, to evaluate them; the run itself does not change."""

@@ -1,0 +1,279 @@
+"""A run: everything that one call of ``fit`` works with. Its state is the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import lightning
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
+from typing_extensions import override
+
+from lfl.callback import FederatedCallback, overrides
+from lfl.checkpointing import Checkpointing
+from lfl.client.work import LocalPhase
+from lfl.engine.base import LocalEngine
+from lfl.engine.fine_tuning import EngineFineTuner
+from lfl.federation import Federation, FineTuner
+from lfl.reporting.progress import ProgressDisplay
+from lfl.reporting.summary import RunSummary
+from lfl.storage.checkpoint_file import save_atomically
+from lfl.storage.fingerprint import describe
+
+
+class Stateful(Protocol):
+    """A part of a run that changes from round to round, and so belongs into a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as tensors, numbers, strings, lists and dicts."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state that ``state_dict`` returned."""
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        round: number of the last finished round; 0 before the first.
+        refused: number of updates, in all rounds so far, that were not finite.
+        simulated_seconds: seconds of the simulated system in all rounds so far, by name.
+    """
+
+    round: int = 0
+    refused: int = 0
+    simulated_seconds: dict[str, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return {"round": self.round, "refused": self.refused, "simulated_seconds": dict(self.simulated_seconds)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state that ``state_dict`` returned."""
+        self.round = state_dict["round"]
+        self.refused = state_dict["refused"]
+        self.simulated_seconds = dict(state_dict["simulated_seconds"])
+
+
+@dataclass(kw_only=True)
+class Run(Federation):
+    """One run: the federation that callbacks see, and what else the loop needs. ``fit`` builds a new one each time.
+
+    ``state_dict`` is what a checkpoint holds, and ``load_state_dict`` resumes from it; both go through one list,
+    ``stateful``. Everything that changes from round to round is in that list or in ``store``; the rest are settings.
+
+    Attributes:
+        callbacks: the stack, in the user's order.
+        engine: trains the clients.
+        on_nonfinite: what to do with updates that are not finite: stop the run, or skip them.
+        check_val_every_n_rounds: number of rounds between evaluations.
+        val_dataloaders: the validation data; None if the module has no validation step.
+        checkpointing: decides when checkpoints are written; None for never.
+        loggers: where metrics are logged.
+        display: shows the progress to the user.
+        folder: the run's own folder.
+        description: the settings that the run's numbers depend on (except for rounding), in plain values.
+        progress: how far the run has come.
+        summary: the best and last values of all metrics.
+    """
+
+    callbacks: list[FederatedCallback]
+    engine: LocalEngine
+    on_nonfinite: Literal["stop", "skip"]
+    check_val_every_n_rounds: int
+    val_dataloaders: Any
+    checkpointing: Checkpointing | None
+    loggers: list[Logger]
+    display: ProgressDisplay
+    folder: Path
+    description: dict[str, Any]
+    progress: Progress = field(default_factory=Progress)
+    summary: RunSummary = field(default_factory=RunSummary)
+    # The snapshot of the store that each checkpoint file refers to: tag by file name.
+    _live_tags: dict[str, str] = field(default_factory=dict)
+
+    # -- what callbacks may ask -------------------------------------------------------------------------------------
+
+    @property
+    @override
+    def clients_at_once(self) -> int:
+        return self.engine.cohort_size
+
+    @override
+    def personal_models(self, ids: Tensor) -> Tensor:
+        params = self.server.vector.repeat(len(ids), 1)
+        for callback in self._personalizing:
+            callback.personalize(ids, params)
+        return params
+
+    @override
+    def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:
+        return EngineFineTuner(self.engine, phases, self._personalizing, self.server, self.rates)
+
+    @property
+    def _personalizing(self) -> list[FederatedCallback]:
+        return [callback for callback in self.callbacks if overrides(callback, "personalize")]
+
+    # -- the server's model -----------------------------------------------------------------------------------------
+
+    def load_server_model(self) -> None:
+        """Bind the server's model to the module, whose parameters are then x itself, not a copy."""
+        self.model.load(self.server.vector, self.server.buffers, self.server.counters)
+
+    def server_state_dict(self) -> dict[str, Tensor]:
+        """The module's state dict with the server's parameters and buffers."""
+        return self.model.state_dict_of(self.server.vector, self.server.buffers, self.server.counters)
+
+    def is_evaluation_due(self, round_number: int) -> bool:
+        """Whether the server's model is evaluated at the end of a round."""
+        if self.val_dataloaders is None:
+            return False
+        return round_number % self.check_val_every_n_rounds == 0 or round_number == self.max_rounds
+
+    @property
+    def headline(self) -> str:
+        """The run in one line: algorithm, number of clients, size of the model, engine, device and folder."""
+        cohort = f", cohorts of {self.engine.cohort_size}" if self.engine.name == "vectorized" else ""
+        algorithms = [type(c).__name__ for c in self.callbacks if not c.observes] or ["FedAvg"]
+        observers = [type(c).__name__ for c in self.callbacks if c.observes]
+        return (
+            f"{' + '.join(algorithms + observers)}: {self.num_clients} clients, D = {self.layout.dim:,}, "
+            f"{self.engine.name} engine{cohort}, {self.device}; run folder {self.folder}"
+        )
+
+    @property
+    def engine_choice(self) -> dict[str, str | int]:
+        """The engine and its cohort size; the numbers depend on them by rounding only."""
+        return {"name": self.engine.name, "cohort_size": int(self.engine.cohort_size)}
+
+    # -- the state of a run -----------------------------------------------------------------------------------------
+
+    @property
+    def stateful(self) -> dict[str, Stateful]:
+        """All parts that change from round to round, by their names in a checkpoint, except the clients' rows."""
+        stateful: dict[str, Stateful] = {
+            "progress": self.progress,
+            "server": self.server,
+            "callbacks": _Algorithms(self.callbacks),
+            "observers": _Observers(self.callbacks),
+            "ledger": self.ledger,
+            "learning_rates": self.rates,
+            "summary": self.summary,
+            "loggers": _Loggers(self.loggers),
+        }
+        return stateful if self.checkpointing is None else {**stateful, "checkpointing": self.checkpointing}
+
+    def state_dict(self, tag: str = "state") -> dict[str, Any]:
+        """The complete state of the run, for a checkpoint; every process must call it.
+
+        Args:
+            tag: name of the snapshot of the client rows, which lives until ``store.release(tag)``.
+        """
+        module = self.model.module
+        return {
+            **{name: part.state_dict() for name, part in self.stateful.items()},
+            "store": self.processes.gather(self.store.snapshot(tag)),
+            "settings": self.description,
+            "engine": self.engine_choice,
+            # What follows serves people who read a checkpoint, Lightning's classes and `lfl test`. A resumed run takes
+            # the parameters that are not trained from `state_dict`: the server has the others only.
+            "round": self.progress.round,
+            "state_dict": {name: value.detach().cpu().clone() for name, value in self.server_state_dict().items()},
+            "model_class": f"{type(module).__module__}.{type(module).__qualname__}",
+            "pytorch-lightning_version": lightning.__version__,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Continue from the state of a run with the same settings; every process must call it.
+
+        Args:
+            state: what ``state_dict`` returned.
+            folder: folder of the run that the state is from, with its files of client rows and of metrics.
+        """
+        if state["engine"] != self.engine_choice:
+            before, after = (
+                f"{e['name']} (cohorts of {e['cohort_size']})" for e in (state["engine"], self.engine_choice)
+            )
+            self.display.message(f"The engine was {before} and is now {after}: equal up to rounding, not bit for bit.")
+        # Bound to a copy: the module's parameters are views of x, and loading would write into the server's vector,
+        # which gets its own state below.
+        self.model.bind(self.server.vector.clone())
+        self.model.module.load_state_dict(state["state_dict"])
+        for name, part in self.stateful.items():
+            # `checkpointing` may be missing: a run may be resumed with checkpoints that had none.
+            if name in state:
+                part.load_state_dict(state[name])
+        # One snapshot from each process of the earlier run, which may have had another number of processes: every
+        # process reads all of them and takes the rows of its own clients.
+        for shard in state["store"]:
+            self.store.restore(shard, folder / "clients", mine=self.processes.at_home)
+        if self.checkpointing is not None:
+            self.checkpointing.saved_round = self.progress.round
+        for logger in self.loggers:
+            if hasattr(logger, "continue_from"):
+                logger.continue_from(folder, self.progress.round)
+
+    def save(self, name: str) -> None:
+        """Write the checkpoint ``name`` into the run's folder; every process must call it."""
+        # The order matters: a process that is killed at any point must leave a checkpoint whose client rows are still
+        # in the row files. The new snapshot keeps its rows, then the new file replaces the old one, and only then may
+        # the rows of the old snapshot be overwritten. The barrier tells the other processes that it is replaced.
+        tag = f"{name}@{self.progress.round}"
+        state = self.state_dict(tag)
+        if self.processes.is_first:
+            save_atomically(state, self.folder / "checkpoints" / name)
+        self.processes.barrier()
+        if name in self._live_tags:
+            self.store.release(self._live_tags[name])
+        self._live_tags[name] = tag
+
+
+class _Algorithms:
+    """The states of the callbacks that training depends on, in the order of the stack."""
+
+    def __init__(self, callbacks: list[FederatedCallback]) -> None:
+        self._callbacks = [callback for callback in callbacks if not callback.observes]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": [callback.state_dict() for callback in self._callbacks]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for callback, saved in zip(self._callbacks, state_dict["states"], strict=True):
+            callback.load_state_dict(saved)
+
+
+class _Observers:
+    """The states of observing callbacks, which may be added, removed and changed when a run is resumed."""
+
+    def __init__(self, callbacks: list[FederatedCallback]) -> None:
+        self._callbacks = [callback for callback in callbacks if callback.observes]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": [(describe(callback), callback.state_dict()) for callback in self._callbacks]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for callback in self._callbacks:
+            for settings, saved in state_dict["states"]:
+                # A callback that is new, or whose arguments have changed, finds no state and starts from scratch.
+                if settings == describe(callback):
+                    callback.load_state_dict(saved)
+
+
+class _Loggers:
+    """The states of the loggers that have one, in the order of the loggers."""
+
+    def __init__(self, loggers: list[Logger]) -> None:
+        self._loggers: list[Any] = list(loggers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": [dict(g.state_dict()) if hasattr(g, "state_dict") else {} for g in self._loggers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Not strict: other loggers are accepted when a run is resumed.
+        for logger, saved in zip(self._loggers, state_dict["states"], strict=False):
+            if saved and hasattr(logger, "load_state_dict"):
+                logger.load_state_dict(saved)

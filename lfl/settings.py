@@ -1,0 +1,102 @@
+"""The trainer's arguments that a run is made of, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+
+from lfl.aggregation import Aggregator
+from lfl.arguments import check_choice
+from lfl.checkpointing import Checkpointing
+from lfl.client.work import LocalPhase, LocalWork
+from lfl.federation import BufferPolicy
+from lfl.participation import Participation
+from lfl.system import System
+
+_CHOICES = {
+    "engine": ("auto", "sequential", "vectorized"),
+    "trace_steps": (True, False, "compile"),
+    "buffer_policy": ("average", "server", "client"),
+    "on_nonfinite": ("stop", "skip"),
+}
+_TRAINER_NAMES = {"buffer_policy": "buffers"}  # the names that users know, for messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The trainer's arguments that a run is made of; ``FederatedTrainer`` says what they mean.
+
+    The command line checks values by their types; from Python only this class does.
+
+    Raises:
+        ValueError: a value is not allowed.
+    """
+
+    seed: int
+    precision: str
+    max_rounds: int
+    participation: Participation
+    work: LocalWork
+    engine: Literal["auto", "sequential", "vectorized"]
+    cohort_size: int | None
+    trace_steps: bool | Literal["compile"]
+    aggregator: Aggregator
+    server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer]
+    system: System | None
+    client_state: Literal["device", "host", "memmap"]
+    buffer_policy: BufferPolicy
+    on_nonfinite: Literal["stop", "skip"]
+    check_val_every_n_rounds: int
+    checkpointing: Checkpointing | None
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            check_choice("", _TRAINER_NAMES.get(name, name), getattr(self, name), allowed)
+        counts = {"cohort_size": self.cohort_size, "check_val_every_n_rounds": self.check_val_every_n_rounds}
+        for name, count in counts.items():
+            if count is not None:
+                check_count(name, count)
+        if self.max_rounds < 0:
+            raise ValueError(f"`max_rounds={self.max_rounds}` must be at least 0.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is a whole number of at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}={value}` must be a whole number of at least 1.")
+
+
+def local_work(
+    epochs: int | None,
+    steps: int | None,
+    phases: list[LocalPhase] | None,
+    clip_value: float | None,
+    clip_algorithm: Literal["norm", "value"],
+    sampling: Literal["epochs", "replacement"],
+) -> LocalWork:
+    """Make the local work of a client in a round from the trainer's arguments.
+
+    Raises:
+        ValueError: more than one of ``epochs``, ``steps`` and ``phases`` is given, or a value is not allowed.
+    """
+    check_choice("", "gradient_clip_algorithm", clip_algorithm, ("norm", "value"))
+    check_choice("", "local_sampling", sampling, ("epochs", "replacement"))
+    for name, count in {"local_epochs": epochs, "local_steps": steps}.items():
+        if count is not None:
+            check_count(name, count)
+    if clip_value is not None and clip_value <= 0:
+        raise ValueError(f"`gradient_clip_val={clip_value}` must be greater than 0, or none for no clipping.")
+    if epochs is not None and steps is not None:
+        raise ValueError(f"Give `local_epochs={epochs}` or `local_steps={steps}`, not both.")
+    if phases is not None and (epochs is not None or steps is not None or not phases):
+        raise ValueError(
+            f"Give `local_phases`, at least one, or `local_epochs={epochs}` or `local_steps={steps}`, not both; on the "
+            "command line `--trainer.local_epochs null` takes a config's away."
+        )
+    # A phase may be given as a dictionary of LocalPhase's arguments.
+    given = [LocalPhase(**phase) if isinstance(phase, dict) else phase for phase in phases or ()]
+    return LocalWork(given or [LocalPhase(epochs=epochs, steps=steps)], clip_value, clip_algorithm, sampling)

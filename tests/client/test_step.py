@@ -1,0 +1,43 @@
+"""One local step as values."""
+
+import torch
+
+from lfl.client.schedule import BatchPlan
+from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LocalStep, StepBatch, StepInput
+
+X, KEYS = torch.zeros(3), torch.tensor([7, 8])
+
+
+def test_an_input_is_its_tensors_but_for_its_number() -> None:
+    plain = StepInput(torch.ones(2, 1), KEYS, X, number=5)
+    assert len(plain.tensors) == 4
+    assert StepInput(*plain.tensors) == plain._replace(number=0)
+    weighted = plain._replace(weights=torch.ones(2, 1))
+    assert StepInput(*weighted.tensors).weights is weighted.weights
+
+
+def test_a_batch_sees_the_rows_of_its_clients() -> None:
+    plan = BatchPlan(0, 3, slice(1, 3), torch.zeros(2, 1, dtype=torch.int64), None, 1)
+    part = StepBatch(plan, torch.ones(2, 1), KEYS, {})
+    step = LocalStep(number=4, phase=0, active=3, anchor=X, batches=[part], loss_rows={}, log=print)
+    assert step.input_of(part).extras is NO_EXTRAS
+    assert step.input_of(part).number == 4
+    other = step.with_loss_rows({"c": torch.tensor([1.0, 2.0, 3.0])})
+    assert other.input_of(part).extras.rows["c"].tolist() == [2.0, 3.0]
+    assert (other.log, step.loss_rows) == (None, {})
+
+
+def test_a_term_joins_parameters_once_and_reads_x_without_gradient() -> None:
+    asked = []
+
+    def params() -> torch.Tensor:
+        asked.append(0)
+        return torch.full((3,), 2.0, requires_grad=True)
+
+    extras = Extras({"layer": torch.ones(1)}, {"row": torch.zeros(1)})
+    client = ClientStep(None, X, {}, extras, params, lambda p, inputs: (p * inputs[0]).sum(), lambda *_: None)
+    assert client.call(5.0).item() == 30.0
+    assert client.call(1.0).requires_grad
+    assert len(asked) == 1
+    assert not client.call_global(5.0).requires_grad
+    assert (client.global_features, client.rows) == tuple(extras)

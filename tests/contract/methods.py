@@ -1,0 +1,127 @@
+"""Every method and stack once: the suites that must hold for all of them are parametrised over this list alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from worlds import train
+
+from lfl.aggregation import NormalizedReaggregation
+from lfl.callbacks import (
+    FLSS,
+    FLSSGD,
+    FLSSVRG,
+    SSF,
+    ClientEvaluation,
+    ClientMomentum,
+    FederatedCallback,
+    FedSub,
+    HyperbolicRegularization,
+    PersonalParameters,
+    Proximal,
+    RandomK,
+    Scaffold,
+    SharpnessAware,
+    Sign,
+    TopK,
+)
+from lfl.data import FederatedData
+from lfl.engine import LocalPhase
+from lfl.participation import DoublingParticipation
+from lfl.subspace import (
+    CoordinateSubspace,
+    DenseSubspace,
+    HadamardSubspace,
+    IdentitySubspace,
+    LayerwiseSubspace,
+)
+from lfl.system import ExponentialSpeeds
+from lfl.trainer import FederatedTrainer
+
+Stack = Callable[[], list[FederatedCallback]]
+
+METHODS: dict[str, Stack] = {
+    "fedavg": list,
+    "fedprox": lambda: [Proximal(mu=0.1)],
+    "scaffold-1": lambda: [Scaffold(option="I")],
+    "scaffold-2": lambda: [Scaffold(option="II")],
+    "ssf-layerwise": lambda: [SSF(LayerwiseSubspace(0.3))],
+    "ssf-coordinate": lambda: [SSF(CoordinateSubspace(0.3), refresh_every=2)],
+    "ssf-hadamard": lambda: [SSF(HadamardSubspace(0.3))],
+    "fedsub": lambda: [FedSub(LayerwiseSubspace(0.3), refresh_every=2)],
+    "top-k": lambda: [TopK(0.1)],
+    "random-k": lambda: [RandomK(0.1)],
+    "sign": lambda: [Sign()],
+    "flss": lambda: [FLSS(warmup_rounds=1, rank=3, sample_every=2)],
+    "flss-gradients": lambda: [FLSS(warmup_rounds=2, rank=3, sample_every=2, project="both", warmup="stream")],
+    "sign+flss": lambda: [FLSS(warmup_rounds=1, rank=3, sample_every=2), Sign()],
+    "top-k+flss": lambda: [FLSS(warmup_rounds=1, rank=3, sample_every=2), TopK(0.1)],
+    "fl-ssgd": lambda: [FLSSGD(40.5)],
+    "fl-ssvrg": lambda: [FLSSVRG(20, 30.5, epoch_rounds=2)],
+    "fedprox+scaffold": lambda: [Proximal(mu=0.1), Scaffold()],
+    "fedprox+top-k": lambda: [Proximal(mu=0.1), TopK(0.1)],
+    "fedprox+ssf": lambda: [Proximal(mu=0.1), SSF(LayerwiseSubspace(0.3))],
+    "fedrep": lambda: [PersonalParameters(["*.head.*"])],
+    "fedrep-srpfl": lambda: [PersonalParameters(["*.head.*"])],
+    "lg-fedavg": lambda: [PersonalParameters(["*.head.*"]), ClientEvaluation(every_n_rounds=1)],
+    "flanp": list,
+    "fedrep+flss": lambda: [PersonalParameters(["*.head.*"]), FLSS(warmup_rounds=1, rank=2, sample_every=2)],
+    "fedmrur-n+flss": lambda: [
+        SharpnessAware(0.05),
+        ClientMomentum(0.5, momentum_from="aggregate"),
+        FLSS(warmup_rounds=1, rank=2, sample_every=2),
+    ],
+    "fedprox+fedrep": lambda: [PersonalParameters(["*.head.*"]), Proximal(mu=0.1)],
+    "scaffold+srpfl": lambda: [PersonalParameters(["*.head.*"]), Scaffold()],
+    "fedsam": lambda: [SharpnessAware(0.1)],
+    "fedcm": lambda: [ClientMomentum(0.3)],
+    "mofedsam": lambda: [SharpnessAware(0.1), ClientMomentum(0.3)],
+    "fedmrur": lambda: [
+        HyperbolicRegularization("backbone", gamma=0.5, sigma=10.0),
+        SharpnessAware(0.1),
+        ClientMomentum(0.3, momentum_from="aggregate"),
+    ],
+    "scaffold+sam": lambda: [SharpnessAware(0.1), Scaffold()],
+    "fedcm+fedprox": lambda: [Proximal(mu=0.1), ClientMomentum(0.3)],
+    "ssf+sam": lambda: [SharpnessAware(0.1), SSF(LayerwiseSubspace(0.3))],
+    "fedavg-fine-tuned": lambda: [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase(epochs=2, lr=0.05)])],
+}
+
+# What a method needs of the trainer besides its callbacks.
+_HEAD_THEN_BODY = [LocalPhase(["*.head.*"], epochs=2, lr=0.05), LocalPhase(["backbone.[!h]*"], steps=3)]
+_DOUBLING = {
+    "participation": DoublingParticipation(clients_per_round=6, initial=2, rounds_per_stage=1),
+    "system": ExponentialSpeeds(dynamic=True, communication=0.1),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fedmrur": {"aggregator": NormalizedReaggregation()},
+    "fedrep": {"local_phases": _HEAD_THEN_BODY},
+    "fedrep+flss": {"local_phases": _HEAD_THEN_BODY},
+    "fedmrur-n+flss": {"aggregator": NormalizedReaggregation()},
+    "fedrep-srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
+    "flanp": _DOUBLING,
+    "scaffold+srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
+}
+
+# Bases that store a matrix over all parameters: small models only.
+SMALL_MODELS_ONLY: dict[str, Stack] = {
+    "ssf-dense": lambda: [SSF(DenseSubspace(7))],
+    "ssf-identity": lambda: [SSF(IdentitySubspace())],
+}
+
+
+def train_method(
+    method: str, folder: Path, module: LightningModule | None = None, data: FederatedData | None = None, **options: Any
+) -> FederatedTrainer:
+    """``worlds.train`` with a method's callbacks and what else it needs."""
+    needed = OPTIONS.get(method, {})
+    if "local_phases" in needed:
+        options.pop("local_epochs", None)
+    return train(METHODS[method](), folder, module, data, **{**needed, **options})
+
+
+def fedmrur(gamma: float = 0.5, rho: float = 0.1, alpha: float = 0.3, **options: Any) -> list[FederatedCallback]:
+    """Strong enough to be seen in a few rounds of a small model."""
+    term = HyperbolicRegularization("backbone", gamma=gamma, **{"sigma": 10.0, **options})
+    return [term, SharpnessAware(rho), ClientMomentum(alpha)]

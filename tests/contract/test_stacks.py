@@ -1,0 +1,83 @@
+"""Stacks whose first rounds are derived by hand, that no single method's file has."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from worlds import Quadratic, QuadraticData, train_quadratic
+
+from lfl.aggregation import NormalizedReaggregation
+from lfl.callbacks import FLSS, ClientMomentum, PersonalParameters, SharpnessAware
+from lfl.engine import LocalPhase
+
+ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+
+
+def corners() -> QuadraticData:
+    """``F_i(y) = 1/2 |y - b_i|^2`` with b_1 = (5, 0) and b_2 = (0, 5)."""
+    data = QuadraticData(num_clients=2, dim=2)
+    data.curvature = torch.ones(2, 2, dtype=torch.float64)
+    data.centre = torch.tensor([[5.0, 0.0], [0.0, 5.0]], dtype=torch.float64)
+    return data
+
+
+@ENGINES
+def test_normalized_reaggregation_with_momentum_and_sam_in_a_subspace(engine: str, tmp_path: Path) -> None:
+    """FedMRUR-N + FLSS: rho = 0.5, alpha = 0.5, one step of 0.1; the subspace is that of the first movement.
+
+    Round 1, all numbers travel. g_1 = (-5, 0), at the top g~_1 = (-5.5, 0), v_1 = g~_1 / 2, delta_1 = (0.275, 0); and
+    delta_2 = (0, 0.275). The mean of the norms along the mean: x = 0.275 p with p = (1, 1) / sqrt 2, m = -2.75 p.
+    Round 2, p delta_i travel. With c = 0.275 / sqrt 2: g_1 = (c - 5, c), of norm n = sqrt((c - 5)^2 + c^2), and
+    p g_1 = (2 c - 5) / sqrt 2; g~_1 = (1 + 0.5 / n) g_1, so z_1 = -0.1 (0.5 (1 + 0.5 / n) p g_1 - 0.5 * 2.75). By
+    symmetry z_2 = z_1 = their normalised mean: x = (0.275 + z_1) p, and m = -10 z_1 p.
+    """
+    stack = [SharpnessAware(0.5), ClientMomentum(0.5, "aggregate"), FLSS(warmup_rounds=1, rank=1, sample_every=None)]
+    trainer, _ = train_quadratic(
+        stack, tmp_path, data=corners(), local_steps=1, max_rounds=2, engine=engine,
+        module=Quadratic(2), aggregator=NormalizedReaggregation(),
+    )  # fmt: skip
+    c = 0.275 / math.sqrt(2)
+    n = math.hypot(c - 5, c)
+    z = -0.1 * (0.5 * (1 + 0.5 / n) * (2 * c - 5) / math.sqrt(2) - 0.5 * 2.75)
+    assert trainer.server.vector.tolist() == pytest.approx([(0.275 + z) / math.sqrt(2)] * 2, abs=1e-13)
+    assert stack[1].momentum.tolist() == pytest.approx([-10 * z / math.sqrt(2)] * 2, abs=1e-12)
+    assert trainer.ledger.totals["up"] == 2 * (2 + 1) * 64
+
+
+class Split(LightningModule):
+    """``F_i(u, v) = 1/2 |u - b_i|^2 + 1/2 (v - |b_i|)^2``, u shared [2] and v personal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        _, b = batch
+        shared = (self.u - b).square().sum(dim=-1)
+        return 0.5 * (shared + (self.v - b.norm(dim=-1)).square()).mean()
+
+    validation_step = None  # type: ignore[assignment]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@ENGINES
+def test_personal_heads_and_a_subspace_of_the_shared_part(engine: str, tmp_path: Path) -> None:
+    """FedRep + FLSS of rank 1 on the shared two numbers; v steps with rate 0.5, then u with 0.1.
+
+    Round 1: delta_1 = (0.5, 0), delta_2 = (0, 0.5), u = (0.25, 0.25), along p = (1, 1) / sqrt 2; v_i = 2.5.
+    Round 2, p delta_i travel: delta_i = 0.1 (b_i - u), whose mean 0.1 ((2.5, 2.5) - u) lies along p:
+    u = (0.475, 0.475); v_i = 3.75. Up: 2 numbers a client, then 1.
+    """
+    trainer, _ = train_quadratic(
+        [PersonalParameters(["v"]), FLSS(warmup_rounds=1, rank=1, sample_every=None)], tmp_path, data=corners(),
+        module=Split(), local_steps=None, max_rounds=2, engine=engine,
+        local_phases=[LocalPhase(["v"], steps=1, lr=0.5), LocalPhase(["u"], steps=1)],
+    )  # fmt: skip
+    assert trainer.server.vector.tolist() == pytest.approx([0.475, 0.475, 0.0], abs=1e-14)
+    assert trainer.store.gather("personal", torch.arange(2)).flatten().tolist() == pytest.approx([3.75, 3.75])
+    assert trainer.ledger.totals["up"] == 2 * (2 + 1) * 64

@@ -1,0 +1,1 @@
+"""Algorithms by hand, in plain PyTorch: what `lfl` must equal."""

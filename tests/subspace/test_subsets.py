@@ -1,0 +1,41 @@
+"""Random subsets of coordinates: sizes, shares, unbiasedness."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lfl.randomness import client_keys
+from lfl.subspace.subsets import check_expected, random_subsets, subset_sizes
+
+
+def test_the_estimate_is_unbiased_over_all_subsets() -> None:
+    """d = 4, l = 2: the mean over all 6 subsets of (d/l) mask g is g; SSVRG's second term needs d/l, not d/l_i."""
+    g = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    subsets = [torch.zeros(4).index_fill(0, torch.tensor(s), 1.0).double() for s in itertools.combinations(range(4), 2)]
+    mean = torch.stack([4 / 2 * m * g for m in subsets]).mean(dim=0)
+    torch.testing.assert_close(mean, g, rtol=0, atol=1e-14)
+    misprint = torch.stack([4 / 1 * m * g for m in subsets]).mean(dim=0)  # with l_i = 1
+    assert not torch.allclose(misprint, g)
+
+
+@pytest.mark.parametrize("expected", [1.0, 2.5, 0.25, 6.0])
+def test_random_subsets_have_the_expected_size_and_no_favourites(expected: float) -> None:
+    """20,000 draws over d = 6: the share of each coordinate is l/d within 5 standard errors."""
+    keys = client_keys(torch.arange(20_000), 1)
+    masks = random_subsets(keys, torch.full((20_000,), expected, dtype=torch.float64), 6)
+    sizes = masks.sum(dim=1)
+    assert set(sizes.tolist()) <= {math.ceil(expected) - 1, math.ceil(expected)}
+    assert torch.equal(sizes, subset_sizes(keys, torch.full((20_000,), expected).double()))
+    share = expected / 6
+    error = 5 * math.sqrt(max(share * (1 - share), 1e-12) / 20_000)
+    assert ((masks.double().mean(dim=0) - share).abs() <= error).all()
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 7.0, float("nan")])
+def test_sizes_that_cannot_be(value: float) -> None:
+    with pytest.raises(ValueError, match="must be greater than 0 and at most D=6"):
+        check_expected(value, 6, 3)
+    with pytest.raises(ValueError, match="lists 2 numbers, but there are 3 clients"):
+        check_expected([1.0, 2.0], 6, 3)

@@ -1,0 +1,49 @@
+"""Checks of arguments from Python, and defaults of one's own."""
+
+import math
+
+import pytest
+from jsonargparse import lazy_instance
+
+from lfl.aggregation import MeanAggregator
+from lfl.arguments import check_choice, check_number, own
+
+
+def test_choices() -> None:
+    check_choice("A", "mode", "on", ("on", "off"))
+    with pytest.raises(ValueError, match=r"^`mode=up` of A must be one of on, off\.$"):
+        check_choice("A", "mode", "up", ("on", "off"))
+    with pytest.raises(ValueError, match=r"^`mode=up` must be one of on, off\.$"):
+        check_choice("", "mode", "up", ("on", "off"))
+
+
+@pytest.mark.parametrize(
+    ("value", "limits", "message"),
+    [
+        (0, {"least": 1, "whole": True}, "`n=0` of A must be a whole number at least 1."),
+        (1.5, {"least": 1, "whole": True}, "`n=1.5` of A must be a whole number at least 1."),
+        (True, {"whole": True}, "`n=True` of A must be a whole number."),
+        (0.0, {"above": 0}, "`n=0.0` of A must be a number greater than 0."),
+        (math.nan, {}, "`n=nan` of A must be a number."),
+        ("1", {}, "`n=1` of A must be a number."),
+    ],
+)
+def test_numbers_that_cannot_be(value: object, limits: dict, message: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011  # the message is compared whole
+        check_number("A", "n", value, **limits)
+    assert str(refused.value) == message
+
+
+def test_numbers_at_their_limits() -> None:
+    check_number("A", "n", 1, least=1, whole=True)
+    check_number("A", "n", 1e-300, above=0)
+    check_number("A", "n", -3)
+
+
+def test_a_lazy_default_becomes_an_object_of_ones_own() -> None:
+    default = lazy_instance(MeanAggregator, weighting="uniform")
+    first, second = own(default), own(default)
+    assert type(first) is MeanAggregator
+    assert first.weighting == "uniform"
+    assert first is not second
+    assert own(first) is first

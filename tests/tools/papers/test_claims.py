@@ -1,0 +1,15 @@
+"""Claims and the numbers that decide them."""
+
+import math
+
+from tools.papers.claims import ordered
+
+INF, NAN = math.inf, math.nan
+
+
+def test_an_order_with_a_diverged_value() -> None:
+    assert ordered("", {"a": 1.0, "b": NAN}).holds
+    assert not ordered("", {"a": NAN, "b": 1.0}).holds
+    assert not ordered("", {"a": 1.0, "b": 1.0}).holds
+    assert ordered("", {"a": 6.3e-3, "b": INF}).numbers == "a 6.30e-03, b diverged"
+    assert ordered("", {"a": NAN, "b": INF}).holds is None  # nothing to compare

@@ -1,0 +1,1 @@
+"""How fast `lfl` is, what a round costs, and how that grows."""

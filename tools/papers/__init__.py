@@ -1,0 +1,1 @@
+"""The experiments of papers: published numbers and claims beside ours."""

@@ -1,0 +1,63 @@
+"""The small experiments of three papers, published numbers and claims beside ours.
+
+    python -m tools.papers.reproduce ssf-table2                 # one table, 25,000 rounds, 3 seeds
+    python -m tools.papers.reproduce all --jobs 2               # everything
+    python -m tools.papers.reproduce all --quick                # a look at everything, in about a minute: no results
+
+- ssf-table2, ssf-table3, ssf-table4: the toy problem of "Subspace Optimization for Efficient Federated Learning under
+  Heterogeneous Data"; both readings of the control c, and both variants of FedSub.
+- ssf-noiseless: the same with whole batches and no noise, where only the right control reaches the optimum.
+- ssgd-fig2, ssgd-fig3: robust regression of "Communication-efficient Subspace Methods for High-dimensional Federated
+  Learning": simulated uplink time to a small gradient, with time sharing and with channel sharing.
+- srpfl-speedup: linear representations of "Straggler-Resilient Personalized Federated Learning": simulated time of
+  FedRep and FedRep-SRPFL to a distance from the optimum, for 16 to 1,024 clients.
+
+Each number comes from runs of ``lfl fit`` with the files of ``configs/problems/`` and overrides. The output folder gets
+the tables and the claims (CSV, Markdown), the figures (PNG), and a small result file of every run: a run whose settings
+have a result is not made again, so an interrupted call goes on when it is repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tools import CONFIGS
+from tools.papers import srpfl, ssf, ssgd
+from tools.papers.claims import publish
+from tools.papers.experiments import Laboratory, add_options, opened
+
+TARGETS: dict[str, ssf.ErrorTable | ssgd.TimeFigure | srpfl.SpeedupFigure] = {
+    **ssf.TARGETS,
+    **ssgd.TARGETS,
+    **srpfl.TARGETS,
+}
+
+
+def reproduce(name: str, laboratory: Laboratory, options: argparse.Namespace) -> None:
+    """Make the runs of one target; show and write its table and claims, draw its figure."""
+    target, figure = TARGETS[name], laboratory.output / f"{name}.png"
+    table, claims = target.reproduce(laboratory, options.seeds, options.rounds, options.quick, figure)
+    short = options.quick or options.rounds
+    warning = "NOT A REPRODUCTION: the runs were cut short, so neither numbers nor claims count." if short else ""
+    publish(laboratory.output, name, target.title, table, claims, warning)
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="+", choices=[*TARGETS, "all"])
+    add_options(parser, CONFIGS / "problems")
+    parser.add_argument("--output", type=Path, help="runs/reproduce, or runs/reproduce_quick")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
+    output = options.output or Path("runs/reproduce_quick" if options.quick else "runs/reproduce")
+    with opened(options, output) as laboratory:
+        for name in TARGETS if "all" in options.targets else dict.fromkeys(options.targets):
+            reproduce(name, laboratory, options)
+
+
+if __name__ == "__main__":
+    main()
