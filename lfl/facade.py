@@ -16,6 +16,7 @@ from lfl.data.base import FederatedData
 from lfl.engine import LocalEngine
 from lfl.reporting.summary import RunSummary
 from lfl.run import Run
+from lfl.settings import Settings
 from lfl.storage.client_store import ClientStore
 
 
@@ -27,7 +28,7 @@ class LightningFacade:
 
     fabric: Fabric
     loggers: list[Logger]
-    max_rounds: int
+    _settings: Settings
     _run: Run | None = None
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -142,6 +143,16 @@ class LightningFacade:
     def global_step(self) -> int:
         """Number of completed rounds, since metrics are logged per round."""
         return self.current_round
+
+    @property
+    def max_rounds(self) -> int:
+        """The last round; settings are made by the constructor and cannot be changed."""
+        return self._settings.max_rounds
+
+    @property
+    def seed(self) -> int:
+        """The seed of all draws of the training."""
+        return self._settings.seed
 
     @property
     def max_epochs(self) -> int:

@@ -143,8 +143,6 @@ class FederatedTrainer(LightningFacade):
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
-        self.max_rounds = max_rounds
-        self.seed = seed
         self.default_root_dir = Path(default_root_dir)
         self.log_dir = ""  # the folder of the newest run or evaluation
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
