@@ -12,7 +12,7 @@ from lfl.trainer import FederatedTrainer
 
 def test_before_the_first_run() -> None:
     trainer = FederatedTrainer(accelerator="cpu", max_rounds=9)
-    with pytest.raises(RuntimeError, match="There is no run yet: call `fit` first"):
+    with pytest.raises(RuntimeError, match="There is no run: `fit` makes one"):
         _ = trainer.server
     assert (trainer.current_round, trainer.should_stop, trainer.max_epochs) == (0, False, 9)
     assert (trainer.is_global_zero, trainer.global_rank, trainer.world_size) == (True, 0, 1)
