@@ -13,18 +13,20 @@ from cli_world import World
 DIE = '''
 import os, signal, time
 from pathlib import Path
-from worlds import Bystander
 from lfl.callbacks import FederatedCallback
 
 
-class Die(Bystander):
+class Die(FederatedCallback):
     """In round 3 one process dies as DIE says, and the others train for long where LONG is set."""
+
+    def on_run_start(self, federation):
+        self.rank = federation.processes.rank
 
     def on_cohort_start(self, cohort):
         if cohort.round.number != 3 or "DIE" not in os.environ:
             return
         how, rank = os.environ["DIE"].split()
-        if self.run.processes.rank != int(rank):
+        if self.rank != int(rank):
             Path("survivor").write_text(str(os.getpid()))
             time.sleep(float(os.environ.get("LONG", 0)))
             return
