@@ -12,7 +12,7 @@ check:  ## lint, format, types, contracts
 	lint-imports
 
 test:  ## all tests but the slow ones
-	$(PYTHON) -m pytest --quiet -n 2
+	$(PYTHON) -m pytest --quiet -n 2 --dist loadscope
 
 slow:  ## the slow tests
 	$(PYTHON) -m pytest --quiet -m "slow and not gpu"
