@@ -1,5 +1,11 @@
 """Fixtures of all tests; what tests import is in ``worlds.py``."""
 
+import os
+
+# Before torch is imported: of this process and of those that tests start. Two processes at once, each with a thread for
+# every core, mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import time
 from pathlib import Path
 

@@ -95,13 +95,13 @@ def same(a: Tensor, b: Tensor | None) -> bool:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("method", METHODS)
 def test_clients_know_what_came_by_the_wire(method: str, engine: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"engine": engine, "cohort_size": 2, "max_rounds": 4}
+    options: dict[str, Any] = {"engine": engine, "cohort_size": 2, "max_rounds": 3}
     plain = train_method(method, tmp_path, mlp(), ragged_data(), **options)
     with pytest.MonkeyPatch.context() as patch:
         poison = Poison(patch)
         patch.setitem(METHODS, method, lambda stack=METHODS[method]: [*stack(), poison])
         found = train_method(method, tmp_path, mlp(), ragged_data(), **options)
-    assert poison.windows == 4
+    assert poison.windows == 3
     assert torch.equal(found.server.vector, plain.server.vector)
     assert found.ledger.metrics() == plain.ledger.metrics()
     everyone = torch.arange(plain.num_clients)
