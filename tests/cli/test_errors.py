@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from cli_world import World
 
-from lfl.cli.errors import one_line
+from lfl.cli.errors import describe_error, one_line
 
 
 def test_traceback_on_request(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -340,3 +341,12 @@ def test_no_gpu(world: World):
 def test_condensing_follows_the_first_branch():
     assert one_line(UNION) == "`trainer.callbacks.subspace.rank=abc` must be a number."
     assert one_line("something\n  else") == "something else."
+
+
+def test_an_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
+    error = ModuleNotFoundError(
+        "Requirement 'wandb>=0.12.10' not met. HINT: Try running `pip install -U 'wandb>=0.12.10'`"
+    )
+    assert describe_error(error).startswith("Requirement 'wandb")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert describe_error(error) == "wandb is not installed: `pip install wandb` brings it."

@@ -305,7 +305,16 @@ def run_script(tmp_path: Path, folder: Path, **environment: str) -> str:
     environment |= {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     # torchmetrics imports matplotlib, which would look through all fonts in a new home.
     environment["MPLCONFIGDIR"] = matplotlib.get_cachedir()
-    command = [sys.executable, "-W", "error::UserWarning", "-W", "ignore::DeprecationWarning", "-c", SCRIPT, str(folder)]
+    command = [
+        sys.executable,
+        "-W",
+        "error::UserWarning",
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        SCRIPT,
+        str(folder),
+    ]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=100
     )
