@@ -14,10 +14,12 @@ from lfl.aggregation import Server
 from lfl.callback import FederatedCallback, check_stack
 from lfl.client.evaluation import Evaluator
 from lfl.client.model import ClientModel
+from lfl.client.module_state import ModuleState
 from lfl.client.rates import LearningRates
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
-from lfl.engine import EngineSettings, LocalEngine, build_engine
+from lfl.engine import EngineSettings, LocalTraining, build_training
+from lfl.generators import HostGenerators
 from lfl.processes.group import Processes
 from lfl.reporting.progress import ProgressDisplay
 from lfl.run import Run
@@ -53,7 +55,7 @@ _IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
 class RunBuilder:
     """Builds a run part by part, so that wrong settings are refused before anything is written to the disk.
 
-    ``fit`` goes in this order, from the cheapest refusal to the most expensive one: ``check``, ``engine`` (which first
+    ``fit`` goes in this order, from the cheapest refusal to the most expensive one: ``check``, ``training`` (which first
     builds server, learning rates and validation data, and then may try out both engines), a comparison of
     ``description`` with that of a checkpoint, and only then the run folder and ``build``.
 
@@ -113,15 +115,15 @@ class RunBuilder:
     @cached_property
     def evaluator(self) -> Evaluator:
         """The evaluator, which runs the module's validation step."""
-        return Evaluator(self._model, self._processes)
+        return Evaluator(self._model, self._processes, self._settings.seed)
 
     @cached_property
     def val_dataloaders(self) -> Any:
         """The validation data; None if the module has no validation step."""
         return self._data.val_dataloader() if self.evaluator.can("validate") else None
 
-    def engine(self, saved_choice: dict[str, Any]) -> LocalEngine:
-        """Build the engine.
+    def training(self, saved_choice: dict[str, Any]) -> LocalTraining:
+        """Build the local training, with an engine.
 
         Args:
             saved_choice: the ``engine_choice`` in the checkpoint of a resumed run, which ``auto`` keeps; else empty.
@@ -135,9 +137,9 @@ class RunBuilder:
             cohort_size=settings.cohort_size or saved_choice.get("cohort_size"),
             clients_per_round=len(settings.participation.select(1, self._num_clients, settings.seed)),
             trace_steps=settings.trace_steps,
-            resumed=saved_choice.get("name"),
+            resumed=saved_choice or None,
         )
-        return build_engine(
+        return build_training(
             engine_settings,
             self._model,
             self._data,
@@ -178,11 +180,11 @@ class RunBuilder:
             "data": {**data, "partition": self._data.partition.fingerprint()},
         }
 
-    def build(self, engine: LocalEngine, folder: Path, loggers: list[Logger], display: ProgressDisplay) -> Run:
+    def build(self, training: LocalTraining, folder: Path, loggers: list[Logger], display: ProgressDisplay) -> Run:
         """Build the run.
 
         Args:
-            engine: what ``engine`` returned.
+            training: what ``training`` returned.
             folder: the run's own folder.
             loggers: where metrics go.
             display: shows the progress.
@@ -207,7 +209,9 @@ class RunBuilder:
             evaluator=self.evaluator,
             buffer_policy=settings.buffer_policy,
             callbacks=self._callbacks,
-            engine=engine,
+            training=training,
+            module_state=ModuleState(self._model.module),
+            generators=HostGenerators(*self._model.module.modules()),
             on_nonfinite=settings.on_nonfinite,
             check_val_every_n_rounds=settings.check_val_every_n_rounds,
             val_dataloaders=self.val_dataloaders,

@@ -122,15 +122,18 @@ class Federation(ABC):
     def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
         """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
         batch_size = int(getattr(self.data, "eval_batch_size", 0)) or 1024
+        # On a copy of the module: what its steps and hooks keep is of the clients' models, not of the server's.
+        model = self.model.copy()
+        evaluator = Evaluator(model, self.processes, self.seed)
         indices, sizes = self.data.client_test_indices(ids)
         rows = zip(params, self.client_buffers(ids), indices, sizes.tolist(), strict=True)
         metrics = []
         for parameters, buffers, positions, size in rows:
-            self.model.load(parameters, buffers, self.server.counters)
+            model.load(parameters, buffers, self.server.counters)
             # Indices are padded to the largest client. `gather_test` reads for a cohort [C, b], here of one client;
             # the module's validation step knows no cohorts.
             batches = (self.data.gather_test(chunk[None]) for chunk in positions[:size].split(batch_size))
-            metrics.append(self.evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
+            metrics.append(evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
         return metrics
 
     @property

@@ -38,10 +38,10 @@ class FederatedLoop:
         stopping = any(run.processes.gather(run.stop_request.should_stop))
         while run.progress.round < run.max_rounds and not stopping:
             # To a LightningModule a round is an epoch; what its hooks log belongs to the round.
-            logged = run.model.call_hook("on_train_epoch_start")
+            logged = run.call_hook("on_train_epoch_start")
             round = self.run_round(run.progress.round + 1)
             run.progress.round = round.number
-            logged |= run.model.call_hook("on_train_epoch_end")
+            logged |= run.call_hook("on_train_epoch_end")
             metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
             # Before the checkpoint, which holds the rates of the next round.
             run.rates.step(round.number, metrics, run.is_evaluation_due(round.number))
@@ -57,12 +57,14 @@ class FederatedLoop:
         """Select, download, train, encode, aggregate, decode, step the server, evaluate, log."""
         started = time.perf_counter()
         run = self.run
+        run.training.start_round(number)
         round = self._select(number)
         self._download(round)
-        for cohort in run.engine.cohorts(round, run.server.buffers, run.server.counters):
+        for cohort in run.training.cohorts(round, run.server.buffers, run.server.counters):
             self._load_buffers(cohort)
-            # False if the device ran out of memory: `cohorts` then yields the same clients again, in smaller cohorts.
-            if not run.engine.train(cohort, run.rates):
+            # False if the device ran out of memory, or the steps could not be taken in that way: `cohorts` then yields
+            # the same clients again, in smaller cohorts or for another engine.
+            if not run.training.train(cohort, run.rates):
                 self._report_smaller_cohorts(len(cohort))
                 continue
             # Before the upload: a hook of it might write NaN into the client store.
@@ -109,7 +111,7 @@ class FederatedLoop:
                 "been dealt to processes: declare them in `on_run_start`, or `federation.store.reserve(name)` there."
             )
         work = run.work.expected(run.data.client_sizes[clients], run.data.batch_size)
-        return clients[run.engine.deal(work, processes.count) == processes.rank]
+        return clients[run.training.deal(work, processes.count) == processes.rank]
 
     def _download(self, round: Round) -> None:
         """Make the message to the clients of a round, and count what it costs to send."""
@@ -128,6 +130,8 @@ class FederatedLoop:
             cohort.buffers = self.run.client_buffers(cohort.ids)
 
     def _report_smaller_cohorts(self, size: int) -> None:
+        if self.run.engine.cohort_size < size // 2:  # another engine, which says so itself
+            return
         self.run.display.message(
             f"Out of memory with {size} clients trained together: going on with {self.run.engine.cohort_size}."
         )

@@ -14,10 +14,12 @@ from typing_extensions import override
 
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
+from lfl.client.module_state import ModuleState
 from lfl.client.work import LocalPhase
-from lfl.engine.base import LocalEngine
+from lfl.engine import LocalEngine, LocalTraining
 from lfl.engine.fine_tuning import EngineFineTuner
 from lfl.federation import Federation, FineTuner
+from lfl.generators import HostGenerators
 from lfl.reporting.progress import ProgressDisplay
 from lfl.reporting.summary import RunSummary
 from lfl.storage.checkpoint_file import save_atomically
@@ -68,7 +70,9 @@ class Run(Federation):
 
     Attributes:
         callbacks: the stack, in the user's order.
-        engine: trains the clients.
+        training: trains the clients.
+        module_state: what hooks have changed in the module besides its parameters and buffers.
+        generators: those that the module's hooks draw from.
         on_nonfinite: what to do with updates that are not finite: stop the run, or skip them.
         check_val_every_n_rounds: number of rounds between evaluations.
         val_dataloaders: the validation data; None if the module has no validation step.
@@ -82,7 +86,9 @@ class Run(Federation):
     """
 
     callbacks: list[FederatedCallback]
-    engine: LocalEngine
+    training: LocalTraining
+    module_state: ModuleState
+    generators: HostGenerators
     on_nonfinite: Literal["stop", "skip"]
     check_val_every_n_rounds: int
     val_dataloaders: Any
@@ -95,6 +101,11 @@ class Run(Federation):
     summary: RunSummary = field(default_factory=RunSummary)
     # The snapshot of the store that each checkpoint file refers to: tag by file name.
     _live_tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> LocalEngine:
+        """What computes the clients' steps now."""
+        return self.training.engine
 
     # -- what callbacks may ask -------------------------------------------------------------------------------------
 
@@ -112,7 +123,7 @@ class Run(Federation):
 
     @override
     def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:
-        return EngineFineTuner(self.engine, phases, self._personalizing, self.server, self.rates)
+        return EngineFineTuner(self.training, phases, self._personalizing, self.server, self.rates)
 
     @property
     def _personalizing(self) -> list[FederatedCallback]:
@@ -123,6 +134,12 @@ class Run(Federation):
     def load_server_model(self) -> None:
         """Bind the server's model to the module, whose parameters are then x itself, not a copy."""
         self.model.load(self.server.vector, self.server.buffers, self.server.counters)
+
+    def call_hook(self, name: str) -> dict[str, Tensor]:
+        """Call a hook of the module on the server's model; returns what it logs."""
+        self.load_server_model()
+        self.generators.seed(self.seed, name, self.progress.round)
+        return self.model.call_hook(name)
 
     def server_state_dict(self) -> dict[str, Tensor]:
         """The module's state dict with the server's parameters and buffers."""
@@ -146,9 +163,9 @@ class Run(Federation):
         )
 
     @property
-    def engine_choice(self) -> dict[str, str | int]:
-        """The engine and its cohort size; the numbers depend on them by rounding only."""
-        return {"name": self.engine.name, "cohort_size": int(self.engine.cohort_size)}
+    def engine_choice(self) -> dict[str, Any]:
+        """The engine, its cohort size, ...; the numbers depend on them by rounding only."""
+        return self.training.choice
 
     # -- the state of a run -----------------------------------------------------------------------------------------
 
@@ -158,6 +175,7 @@ class Run(Federation):
         stateful: dict[str, Stateful] = {
             "progress": self.progress,
             "server": self.server,
+            "module": self.module_state,
             "callbacks": _Algorithms(self.callbacks),
             "observers": _Observers(self.callbacks),
             "ledger": self.ledger,
@@ -194,10 +212,10 @@ class Run(Federation):
             state: what ``state_dict`` returned.
             folder: folder of the run that the state is from, with its files of client rows and of metrics.
         """
-        if state["engine"] != self.engine_choice:
-            before, after = (
-                f"{e['name']} (cohorts of {e['cohort_size']})" for e in (state["engine"], self.engine_choice)
-            )
+        before, after = (
+            f"{e['name']} (cohorts of {e['cohort_size']})" for e in (state["engine"], self.engine_choice)
+        )
+        if before != after:
             self.display.message(f"The engine was {before} and is now {after}: equal up to rounding, not bit for bit.")
         # Bound to a copy: the module's parameters are views of x, and loading would write into the server's vector,
         # which gets its own state below.

@@ -21,10 +21,12 @@ from lfl.building import RunBuilder
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
 from lfl.client.evaluation import Evaluator, Stage
+from lfl.client.foresee import layout_of
 from lfl.client.model import ClientModel
 from lfl.client.work import LocalPhase
 from lfl.data.base import FederatedData
 from lfl.facade import LightningFacade
+from lfl.generators import HostGenerators
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
 from lfl.participation import Participation, UniformParticipation
@@ -167,7 +169,8 @@ class FederatedTrainer(LightningFacade):
             KeyboardInterrupt: SIGINT stopped the run after a round, with a checkpoint.
             SystemExit: SIGTERM stopped the run after a round, with a checkpoint.
         """
-        with self._watch.guarding():
+        # What users draw afterwards does not depend on the run, nor the run on what they drew before.
+        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
             signal = self._fit(model, datamodule, ckpt_path)
         raise_signal_again(signal)
 
@@ -179,12 +182,12 @@ class FederatedTrainer(LightningFacade):
         client_model, data = self._prepare(model, datamodule, "fit")
         builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes)
         builder.check()
-        engine = builder.engine(saved["engine"] if saved is not None else {})
+        training = builder.training(saved["engine"] if saved is not None else {})
         if saved is not None and path is not None:
             check_resumable(saved["settings"], builder.description, path)
         # Everything that could be refused has been checked: a refused run leaves no folder.
         folder = self._open_folder(data)
-        run = self._run = builder.build(engine, folder, self.loggers, self.display)
+        run = self._run = builder.build(training, folder, self.loggers, self.display)
         for callback in self.callbacks:
             callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
         # First `on_run_start`, where callbacks make their state and declare slots, then the state of the checkpoint.
@@ -192,17 +195,18 @@ class FederatedTrainer(LightningFacade):
             federated.on_run_start(run)
         if saved is not None and path is not None:
             run.load_state_dict(saved, path.resolve().parent.parent)
+        run.load_server_model()  # hooks see the server's model
         for callback in run.callbacks:
             callback.on_fit_start(self, model)  # type: ignore[arg-type]
-        model.on_fit_start()
-        client_model.call_hook("on_train_start")
+        run.call_hook("on_fit_start")
+        run.call_hook("on_train_start")
         with GracefulSignals(run.stop_request, self.display.message):
             self._run_rounds(run)
         signal = max(self._processes.gather(run.stop_request.signal))  # perhaps only one process got it
         # To a copy: the user may train the module on, and x stays the server's.
         client_model.load(run.server.vector.clone(), run.server.buffers, run.server.counters)
-        model.on_train_end()
-        model.on_fit_end()
+        for hook in ("on_train_end", "on_fit_end"):
+            client_model.call_hook(hook)
         for callback in run.callbacks:
             callback.on_fit_end(self, model)  # type: ignore[arg-type]
         return signal
@@ -217,7 +221,7 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding():
+        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
             return self._evaluate_once(model, datamodule, ckpt_path, "validate")[0]
 
     def test(
@@ -230,7 +234,7 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding():
+        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
             return self._evaluate_once(model, datamodule, ckpt_path, "test")[0]
 
     def predict(
@@ -243,7 +247,7 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding():
+        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
             _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
             suffix = f".rank{self.global_rank}" if self.world_size > 1 else ""
             path = Path(self.log_dir) / f"predictions{suffix}.pt"
@@ -285,9 +289,10 @@ class FederatedTrainer(LightningFacade):
         module = self.fabric.strategy.precision.convert_module(model)
         self.fabric.to_device(module)
         datamodule.place(self.device, torch.float64 if self._settings.precision == "64-true" else torch.float32)
-        return self._client_model(model), datamodule
+        # Outside of `fit` no parameter is trained, and none will be.
+        return self._client_model(model, self.max_rounds if stage == "fit" else 0), datamodule
 
-    def _client_model(self, model: LightningModule) -> ClientModel:
+    def _client_model(self, model: LightningModule, rounds: int) -> ClientModel:
         terms = [c for c in self.stack if overrides(c, "client_loss")]
         return ClientModel(
             model,
@@ -296,6 +301,7 @@ class FederatedTrainer(LightningFacade):
             loss_terms=tuple(c.client_loss for c in terms),
             features=tuple(dict.fromkeys(name for c in terms for name in c.features)),
             global_features=tuple(dict.fromkeys(name for c in terms for name in c.global_features)),
+            layout=layout_of(model, rounds),
         )
 
     def _open_folder(self, data: FederatedData) -> Path:
@@ -357,7 +363,7 @@ class FederatedTrainer(LightningFacade):
         path = self._resolve(ckpt_path)
         state = load_checkpoint(path) if path is not None else None
         client_model, data = self._prepare(model, datamodule, stage)
-        evaluator = Evaluator(client_model, self._processes)
+        evaluator = Evaluator(client_model, self._processes, self._settings.seed)
         if not evaluator.can(stage):
             raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
         if state is not None:

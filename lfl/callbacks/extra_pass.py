@@ -13,7 +13,7 @@ def extra_pass(cohort: Cohort, gradient: Gradient) -> Gradient:
     It is ``gradient`` itself if the training step changes no buffers.
     """
     model = cohort.model
-    if not model.changed_buffers:
+    if not model.traits.changed_buffers:
         return gradient
 
     def without_buffers(params: Tensor, step: LocalStep) -> Tensor:

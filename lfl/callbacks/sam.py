@@ -46,8 +46,8 @@ class SharpnessAware(FederatedCallback):
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        if self.rho and federation.model.logged_metrics:
-            metric = federation.model.logged_metrics[0]
+        if self.rho and federation.model.traits.logged_metrics:
+            metric = federation.model.traits.logged_metrics[0]
             raise ValueError(
                 f"The training step logs the Metric object {metric!r}, which would also count the second pass of "
                 "SharpnessAware: log a number instead."

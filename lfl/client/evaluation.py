@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lfl.client.model import ClientModel
+from lfl.generators import HostGenerators
 from lfl.processes.group import Processes
 from lfl.processes.sums import ProcessSums
 
@@ -29,11 +31,14 @@ class Evaluator:
     Args:
         model: the model; it is evaluated with the parameters that are bound to it at the time.
         processes: the processes of the run, which share the batches.
+        seed: of what steps and hooks draw from global generators.
     """
 
-    def __init__(self, model: ClientModel, processes: Processes) -> None:
+    def __init__(self, model: ClientModel, processes: Processes, seed: int = 0) -> None:
         self._model = model
         self._processes = processes
+        self._seed = seed
+        self._generators = HostGenerators(*model.module.modules())
         # One for each stage and loader: the names of logged values, which `ProcessSums` remembers, differ among them.
         self._process_sums: dict[tuple[Stage, int | None], ProcessSums] = {}
 
@@ -55,42 +60,45 @@ class Evaluator:
         loaders: list[Iterable[Any]] = list(dataloaders) if several else [dataloaders]
         metrics: dict[str, float] = {}
         outputs: list[Any] = []
+        with self._epoch(stage, metrics, self._processes.gather):
+            for index, loader in enumerate(loaders):
+                suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
+                means = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
+                metrics.update({name + suffix: value for name, value in means.items()})
+        return metrics, outputs
+
+    def run_alone(self, stage: Stage, batches: Iterable[Any]) -> dict[str, float]:
+        """Run a step over batches of this process alone, such as a client's own examples; returns the metrics."""
+        metrics: dict[str, float] = {}
+        with self._epoch(stage, metrics, None):
+            metrics.update(_means(self._sums(stage, batches, None, [])))
+        return metrics
+
+    @contextmanager
+    def _epoch(
+        self, stage: Stage, metrics: dict[str, float], gather: Callable[[Any], list[Any]] | None
+    ) -> Iterator[None]:
+        """Run the module's hooks around its steps, in evaluation mode; adds what they log to ``metrics``."""
         module = self._model.module
         prefix = _STEPS[stage]
         # Each submodule's own mode is restored, as Lightning does: frozen ones may be in evaluation mode all the time.
         modes = {submodule: submodule.training for submodule in module.modules()}
         module.eval()
+        self._generators.seed(self._seed, stage)
         try:
             with torch.no_grad(), self._model.recording():
                 self._call(f"on_{prefix}_start")
                 self._call(f"on_{prefix}_epoch_start")
-                for index, loader in enumerate(loaders):
-                    suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
-                    means = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
-                    metrics.update({name + suffix: value for name, value in means.items()})
+                yield
                 # Started anew: values that the hook logs are metrics of the whole set, not of the last batch.
                 self._model.recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
                 metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
-                metrics.update(self._model.compute_metrics(self._processes.gather))
+                metrics.update(self._model.compute_metrics(gather))
                 self._call(f"on_{prefix}_end")
         finally:
             for submodule, was_training in modes.items():
                 submodule.training = was_training
-        return metrics, outputs
-
-    def run_alone(self, stage: Stage, batches: Iterable[Any]) -> dict[str, float]:
-        """Run a step over batches of this process alone, such as a client's own examples; returns the metrics."""
-        in_training = [submodule for submodule in self._model.module.modules() if submodule.training]
-        for submodule in in_training:
-            submodule.training = False
-        try:
-            with torch.no_grad(), self._model.recording():
-                means = _means(self._sums(stage, batches, None, []))
-                return {**means, **self._model.compute_metrics()}
-        finally:
-            for submodule in in_training:
-                submodule.training = True
 
     def _run_loader(
         self, stage: Stage, loader: Iterable[Any], index: int | None, outputs: list[Any]
@@ -110,6 +118,8 @@ class Evaluator:
             number = count * self._processes.count + self._processes.rank
             batch = self._model.converted(move_data_to_device(raw, self._processes.device))
             recorder.start()
+            # By the batch, so that draws do not depend on which process takes it.
+            self._generators.seed(self._seed, stage, index or 0, number)
             with self._model.autocast():
                 output = step(*_arguments(step, batch, number, index))
             if stage == "predict":

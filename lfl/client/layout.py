@@ -5,7 +5,7 @@ parameter lies in ``D``.
 """
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,13 +36,18 @@ class ParameterLayout:
     dtype: torch.dtype
 
     @classmethod
-    def of_parameters(cls, module: nn.Module) -> "ParameterLayout":
+    def of_parameters(cls, module: nn.Module, names: Container[str] = ()) -> "ParameterLayout":
         """The layout of the trainable parameters of ``module``. Frozen parameters are constants for all clients.
+
+        Args:
+            module: the module.
+            names: of parameters that belong to the layout although they are frozen.
 
         Raises:
             ValueError: no parameter is trainable, or their types differ.
         """
-        return cls._of({n: p for n, p in module.named_parameters() if p.requires_grad}, "trainable parameters")
+        chosen = {n: p for n, p in module.named_parameters() if p.requires_grad or n in names}
+        return cls._of(chosen, "trainable parameters")
 
     @classmethod
     def of_buffers(cls, module: nn.Module) -> "ParameterLayout":

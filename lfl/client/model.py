@@ -16,13 +16,15 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
+from lfl.client.batch_norm import use_running_statistics_of_single_values
 from lfl.client.layout import ParameterLayout
+from lfl.client.module_copy import copy_of
 from lfl.client.random_ops import ClientRandom
 from lfl.client.recorder import Recorder, as_scalar
 from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm, StepModule
+from lfl.client.traits import StepTraits
 
 Batch = Any
 
@@ -41,6 +43,10 @@ class ClientModel:
         loss_terms: the callbacks' ``client_loss``, in order.
         features: names of submodules whose outputs the loss terms read.
         global_features: names of submodules whose outputs at x they read.
+        layout: where each parameter lies in a vector [D]; None for those that are trainable now.
+
+    Attributes:
+        traits: what the training step does besides computing a loss; found out by ``lfl.client.probe``.
     """
 
     def __init__(
@@ -51,17 +57,16 @@ class ClientModel:
         loss_terms: tuple[LossTerm, ...] = (),
         features: tuple[str, ...] = (),
         global_features: tuple[str, ...] = (),
+        layout: ParameterLayout | None = None,
     ) -> None:
         self.module, self.autocast, self.convert = module, autocast, convert
-        self.layout = ParameterLayout.of_parameters(module)
+        self.layout = layout or ParameterLayout.of_parameters(module)
         self.buffer_layout = ParameterLayout.of_buffers(module)
         self.recorder = Recorder()
-        # Found by `probe`: does the step draw random numbers, from torch's global generator too, or change buffers?
-        self.random_operations, self.uses_global_generator = False, False
-        self.changed_buffers: list[str] = []
-        self.logged_metrics: list[str] = []
+        self.traits = StepTraits()
         self._metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._loss_terms = loss_terms
+        self._feature_names = features
         self._features: dict[str, Tensor] = {}
         self._wanted: set[str] = set()  # a pass ends as soon as these features are there; empty to let it run
         self._parts = list(module.modules())
@@ -69,7 +74,7 @@ class ClientModel:
         self.parameters = [parameters[name] for name in self.layout.names]
         self._buffers = {name: buffers[name] for name in self.buffer_layout.names}
         self._counters = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
-        self._batch_norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        use_running_statistics_of_single_values(module)
         self._bound: Tensor | None = None
         # Asking for tied weights at every call costs a walk through the module.
         self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
@@ -79,16 +84,33 @@ class ClientModel:
         for name in dict.fromkeys(features + global_features):
             self._capture(name)
 
+    def copy(self) -> ClientModel:
+        """The same model around a copy of the module: whatever is tried on it leaves no trace in the module."""
+        module = copy_of(self.module)
+        twin = ClientModel(
+            module,
+            self.autocast,
+            self.convert,
+            self._loss_terms,
+            self._feature_names,
+            self.global_feature_names,
+            self.layout,
+        )
+        twin.traits = self.traits
+        return twin
+
     # -- which parameters are trained -----------------------------------------------------------------------------
 
     def names_of(self, patterns: Iterable[str]) -> list[str] | None:
-        """Names of the parameters that match; None where all do.
+        """Names of the parameters that match, and require a gradient now; None where all do.
 
         Raises:
             ValueError: a pattern matches no parameter.
         """
         mask = self.layout.select(patterns)
-        return None if bool(mask.all()) else [name for name, part in self.layout.slices.items() if mask[part.start]]
+        pairs = zip(self.layout.slices.items(), self.parameters, strict=True)
+        names = [name for (name, part), parameter in pairs if mask[part.start] and parameter.requires_grad]
+        return None if len(names) == len(self.parameters) else names
 
     @contextmanager
     def training_only(self, names: list[str] | None) -> Iterator[None]:
@@ -107,7 +129,10 @@ class ClientModel:
     def gradient_of(self, loss: Tensor) -> Tensor:
         """The gradient [D] of a loss computed with the module's own parameters; zero for those that are frozen."""
         # Parameters that a batch does not reach get zeros, as those do that flat rows give gradients to.
-        gradients = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
+        if self.traits.needs_backward:
+            gradients = self._accumulated(loss)
+        else:
+            gradients = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
         if len(gradients) == len(self.parameters):
             return torch.cat([gradient.reshape(-1) for gradient in gradients])
         parts = iter(gradients)
@@ -115,6 +140,16 @@ class ClientModel:
         return torch.cat(
             [(torch.zeros_like(p) if name in self._frozen else next(parts)).reshape(-1) for name, p in pairs]
         )
+
+    def _accumulated(self, loss: Tensor) -> tuple[Tensor, ...]:
+        """The gradients that ``backward`` adds to the parameters: reentrant checkpoints give them in no other way."""
+        for parameter in self._receiving:
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self._receiving)
+        for parameter in self._receiving:
+            parameter.grad = None
+        return gradients
 
     # -- parameters and buffers -----------------------------------------------------------------------------------
 
@@ -203,7 +238,7 @@ class ClientModel:
             extras: what the loss terms use besides.
         """
         self.recorder.start()
-        with ClientRandom(key) if self.random_operations else nullcontext():
+        with ClientRandom(key) if self.traits.random_operations else nullcontext():
             if params is None:
                 loss = self.run_step(batch, step)
             else:
@@ -241,9 +276,9 @@ class ClientModel:
         Raises:
             ValueError: the training step logs a Metric object, which would count this pass too.
         """
-        if self.logged_metrics:
+        if self.traits.logged_metrics:
             raise ValueError(
-                f"The training step logs the Metric object {self.logged_metrics[0]!r}, which would also count the pass "
+                f"The training step logs the Metric object {self.traits.logged_metrics[0]!r}, which would also count the pass "
                 "of the frozen global model: log a number instead."
             )
         # Not `eval()` and `train()`: parts that the user keeps in evaluation mode must stay in it.
@@ -252,7 +287,7 @@ class ClientModel:
             part.training = False
         self._features, self._wanted = {}, set(self.global_feature_names)
         try:
-            with ClientRandom(key) if self.random_operations else nullcontext():
+            with ClientRandom(key) if self.traits.random_operations else nullcontext():
                 if anchor is None:
                     self.run_step(batch, 0)
                 else:
@@ -273,8 +308,7 @@ class ClientModel:
             TypeError: it returned something else.
         """
         arguments = (batch, step) if self._takes_index else (batch,)
-        alone = bool(self._batch_norms) and _is_single(batch)
-        with self.autocast(), self._running_statistics() if alone else nullcontext():
+        with self.autocast():
             output = self.module.training_step(*arguments)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
@@ -283,28 +317,6 @@ class ClientModel:
                 f"got {type(output).__name__}."
             )
         return as_scalar(loss, f"`{type(self.module).__name__}.training_step` must return a scalar loss")
-
-    def probe(self, batch: Batch, key: Tensor) -> None:
-        """Take one training step on the side, to learn what the module does. Buffers and generators are put back.
-
-        Args:
-            batch: one client's batch.
-            key: the key of its random draws.
-        """
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        floats, integers = self.flat_buffers(), [counter.clone() for counter in self.counters]
-        state = torch.get_rng_state()
-        with self.recording(), ClientRandom(key) as random:
-            self.recorder.start()
-            self.run_step(batch, 0)
-        self.random_operations = random.draws > 0
-        # What `ClientRandom` has replaced leaves the global generator alone: who moves it all the same needs a seed.
-        self.uses_global_generator = not torch.equal(state, torch.get_rng_state())
-        self.changed_buffers = [n for n, b in self.module.named_buffers() if not torch.equal(b, buffers[n])]
-        torch.set_rng_state(state)
-        self.load_buffers(floats, integers)
-        self.logged_metrics = list(self.recorder.metrics)
-        self.reset_metrics()
 
     def compute_metrics(self, gather: Callable[[Any], list[Any]] | None = None) -> dict[str, float]:
         """Values of the Metric objects logged since the last call, over all their examples.
@@ -358,18 +370,6 @@ class ClientModel:
                 else:
                     self.module.__dict__[name] = value
 
-    @contextmanager
-    def _running_statistics(self) -> Iterator[None]:
-        """BatchNorm on its running statistics: the variance of one example does not exist, and torch would raise."""
-        training = [norm for norm in self._batch_norms if norm.training]
-        for norm in training:
-            norm.eval()
-        try:
-            yield
-        finally:
-            for norm in training:
-                norm.train()
-
     @cached_property
     def _wrapper(self) -> StepModule:
         return StepModule(self.module, self.run_step)
@@ -392,7 +392,3 @@ class ClientModel:
                 raise _AllFeaturesFound  # nobody reads what the rest of the step would compute
 
         layer.register_forward_hook(keep)
-
-
-def _is_single(batch: Batch) -> bool:
-    return all(len(leaf) == 1 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -29,6 +29,30 @@ from lfl.engine.logs import StepLogs
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
 
+class StepWatch(Protocol):
+    """Compares some steps with the same steps of one client at a time."""
+
+    def is_due(self) -> bool:
+        """Whether the next step is to be compared."""
+
+    def check(self, phase: int, params: Tensor, input: StepInput, result: StepResult) -> None:
+        """Raise if the gradients of some clients, in a phase of the local work, are others."""
+
+    def check_descent(
+        self, phase: int, before: Tensor, after: Tensor, rate: float, input: StepInput, result: StepResult
+    ) -> None:
+        """Raise if ``after`` is not ``before - rate * gradients``, or the losses and logs of ``result`` are others."""
+
+
+class StepFailure(NamedTuple):
+    """A step that raised an error: in which phase, with which parameters [G, D] and input."""
+
+    error: Exception
+    phase: int
+    params: Tensor
+    input: StepInput
+
+
 _FRACTIONS = 8  # the clients of a padded batch are a multiple of an eighth of the cohort: few shapes to record
 
 
@@ -49,6 +73,8 @@ class LocalEngine(ABC):
             shapes.
         padded_width: number of examples to which a batch is padded, 0 for no padding.
         compiles: whether steps are recorded and compiled.
+        watch: compares some steps with those of one client at a time; None for no comparison.
+        failure: what a step last raised, with its parameters and its input.
     """
 
     name: Literal["sequential", "vectorized"]
@@ -74,6 +100,8 @@ class LocalEngine(ABC):
         self.may_descend = True
         self.padded_width = 0
         self.compiles = False
+        self.watch: StepWatch | None = None
+        self.failure: StepFailure | None = None
         self._callbacks = callbacks
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
@@ -81,11 +109,11 @@ class LocalEngine(ABC):
         self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
         self._buffer: Tensor | None = None  # memory of the last cohort's rows, to be used again
         self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with the settings they were built from
-        self._trained = [model.names_of(phase.parameters) for phase in work.phases]
+        self.trained = [model.names_of(phase.parameters) for phase in work.phases]
         like = model.parameters[0]
-        self._masks = [None if names is None else model.layout.select(names).to(like) for names in self._trained]
+        self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
         self._feed = BatchFeed(model, data, work, seed)
-        self._frozen = FrozenModel(model, data.batch_size, self.global_features)
+        self.frozen = FrozenModel(model, data.batch_size, self.global_features)
 
     # -- what engines implement -----------------------------------------------------------------------------------
 
@@ -120,8 +148,8 @@ class LocalEngine(ABC):
     # -- setting up -----------------------------------------------------------------------------------------------
 
     def alike(self, work: LocalWork, callbacks: list[FederatedCallback], seed: int) -> Self:
-        """Return an engine of the same kind and cohort size, for other work on the same model and data."""
-        engine = type(self)(self.model, self.data, work, callbacks, seed, self.cohort_size)
+        """Return an engine of the same kind and cohort size, for other work on a copy of the model."""
+        engine = type(self)(self.model.copy(), self.data, work, callbacks, seed, self.cohort_size)
         engine.may_descend = self.may_descend
         engine.padded_width = self.padded_width
         if isinstance(self._whole_step, TracedStep):
@@ -162,37 +190,32 @@ class LocalEngine(ABC):
 
     # -- cohorts --------------------------------------------------------------------------------------------------
 
-    def cohorts(self, round: Round, buffers: Tensor, counters: list[Tensor]) -> Iterator[Cohort]:
-        """Divide ``round.local_clients`` into cohorts, not yet trained.
+    def cohort(self, round: Round, ids: Tensor, buffers: Tensor, counters: list[Tensor]) -> Cohort:
+        """Make a cohort of clients ``ids`` [C], not yet trained.
 
         Args:
             round: the round.
+            ids: at most ``cohort_size`` clients, in the engine's order.
             buffers: the server's floating-point buffers [B].
             counters: the server's integer buffers.
         """
-        clients = round.local_clients
-        sizes = self.data.client_sizes[clients]
-        num_steps = self.work.num_steps(sizes, self.data.batch_size)
-        waiting = self.order(clients, num_steps, sizes)
-        while len(waiting):
-            size_before = self.cohort_size
-            chosen = waiting[:size_before]
-            count = len(chosen)
-            cohort = Cohort(
-                round=round,
-                ids=clients[chosen],
-                num_examples=sizes[chosen],
-                num_steps=num_steps[chosen],
-                values=self._starting_point(round, count),
-                buffers=buffers.expand(count, -1).clone(),  # clients change their rows: they must not share memory
-                counters=[counter.expand(count, *counter.shape) for counter in counters],
-            )
-            cohort.model = self.model
-            yield cohort
-            # The caller has trained the cohort by now. If it did not fit the device's memory, `train` has halved
-            # `cohort_size`: the same clients come again, fewer at a time.
-            if self.cohort_size == size_before:
-                waiting = waiting[count:]
+        sizes = self.data.client_sizes[ids]
+        cohort = Cohort(
+            round=round,
+            ids=ids,
+            num_examples=sizes,
+            num_steps=self.work.num_steps(sizes, self.data.batch_size),
+            values=self._starting_point(round, len(ids)),
+            buffers=buffers.expand(len(ids), -1).clone(),  # clients change their rows: they must not share memory
+            counters=[counter.expand(len(ids), *counter.shape) for counter in counters],
+        )
+        cohort.model = self.model
+        return cohort
+
+    def in_order(self, ids: Tensor) -> Tensor:
+        """Clients ``ids`` [n] in the order in which they are put into cohorts."""
+        sizes = self.data.client_sizes[ids]
+        return ids[self.order(ids, self.work.num_steps(sizes, self.data.batch_size), sizes)]
 
     def _starting_point(self, round: Round, count: int) -> Tensor:
         """Rows to train: parameters [C, D] at x, or coordinates [C, R] at zero. The next cohort uses their memory."""
@@ -206,8 +229,8 @@ class LocalEngine(ABC):
         """Do the local work of a cohort: its ``values`` and ``buffers`` become the trained ones.
 
         Returns:
-            False if the device's memory was too small. Then nothing of the cohort has been kept, ``cohort_size`` is
-            halved for the rest of the run, and ``cohorts`` yields the same clients again.
+            False if the device's memory was too small. Then nothing of the cohort has been kept, and ``cohort_size`` is
+            halved for the rest of the run.
 
         Raises:
             torch.OutOfMemoryError: the memory is too small for one client.
@@ -254,7 +277,7 @@ class LocalEngine(ABC):
         built_from, optimizer = self._optimizers.get(index, (None, None))
         # An optimizer without a state is as good as a new one, and building one takes as long as some small steps.
         if optimizer is None or settings != built_from or not optimizer.restart(cohort.values):
-            names = self._trained[index]
+            names = self.trained[index]
             optimizer = LocalOptimizer(self.model.module, self.model.layout, cohort.values, *settings, trained=names)
             self._optimizers[index] = (settings, optimizer)
         num_steps = phase.num_steps(cohort.num_examples, self.data.batch_size)
@@ -266,7 +289,7 @@ class LocalEngine(ABC):
         If one callback owns the coordinates, those before it see parameters [A, D]; the owner and those behind it see
         coordinates [A, R]. The conversion is one more wrapper, just before the owner's own.
         """
-        gradient = loss_gradient(cohort, self.step_functions)
+        gradient = loss_gradient(cohort, self._compute)
         cohort.origin = cohort.round.server.expand(len(cohort), -1)
         for position, callback in enumerate(self._callbacks):
             if cohort.round.basis is not None and overrides(callback, "coordinates"):
@@ -286,7 +309,7 @@ class LocalEngine(ABC):
     def _train_phase(self, cohort: Cohort, phase: CohortPhase, gradient: Gradient, logs: StepLogs) -> None:
         """Take the steps of one phase; parameters that the phase does not train stay as they are."""
         descends = self._descends(cohort, phase)
-        with self.model.training_only(self._trained[phase.index]):
+        with self.model.training_only(self.trained[phase.index]):
             for step in self._local_steps(cohort, phase, logs):
                 cohort.step = step.number
                 cohort.active = step.active
@@ -300,11 +323,11 @@ class LocalEngine(ABC):
     def _local_steps(self, cohort: Cohort, phase: CohortPhase, logs: StepLogs) -> Iterator[LocalStep]:
         """Yield the steps of one phase, with their batches."""
         server = cohort.round.server
-        is_random = bool(self.model.random_operations)
+        is_random = self.model.traits.random_operations or bool(self.model.traits.host_draws)
         # If the model draws nothing, keys are not read and need not be computed; any [C] integers will do.
         keys = self._feed.keys("model", cohort, phase) if is_random else cohort.ids.to(cohort.values.device)
         batches = self._feed.of_phase(cohort, phase, self._padding(cohort, phase))
-        with_features = self._frozen.reading_ahead(cohort, batches)
+        with_features = self.frozen.reading_ahead(cohort, batches)
         # Clients whose batches have different sizes at a step are in different batches: group them by step.
         for number, plans in itertools.groupby(with_features, key=lambda item: item[0].step):
             step_keys = fold(keys, number) if is_random else keys
@@ -329,6 +352,19 @@ class LocalEngine(ABC):
             self.model.bind(cohort.values[0])
         phase.optimizer.step(self.work.clip(gradients))
 
+    def _compute(self, phase: int, params: Tensor, input: StepInput) -> StepResult:
+        """Compute the gradients of some clients in a phase of the local work."""
+        try:
+            result = self.step_functions[phase](params, input)
+        except torch.OutOfMemoryError:
+            raise  # not kept: the error's traceback keeps the tensors of the step alive
+        except Exception as error:
+            self.failure = StepFailure(error, phase, params, input)
+            raise
+        if self.watch is not None and self.watch.is_due():
+            self.watch.check(phase, params, input, result)
+        return result
+
     @property
     def _may_record_descents(self) -> bool:
         return self.may_descend and not self._is_wrapped
@@ -351,12 +387,17 @@ class LocalEngine(ABC):
         rate = phase.optimizer.take_plain_step()
         for step_batch in step.batches:
             plan = step_batch.plan
-            rows = cohort.values[plan.rows]
+            rows, input = cohort.values[plan.rows], step.input_of(step_batch)
+            before = rows.clone() if self.watch is not None and self.watch.is_due() else None
             try:
-                losses, logs = function.descend(rate, rows, step.input_of(step_batch))
+                losses, logs = function.descend(rate, rows, input)
             except Exception as error:
                 note_clients(error, cohort, plan)
+                if not isinstance(error, torch.OutOfMemoryError):  # its traceback keeps the step's tensors alive
+                    self.failure = StepFailure(error, phase.index, rows, input)
                 raise
+            if before is not None and self.watch is not None:
+                self.watch.check_descent(phase.index, before, rows, rate, input, StepResult(rows, losses, logs))
             if not isinstance(plan.rows, slice):  # indexing by a tensor made a copy; a slice is a view
                 cohort.values[plan.rows] = rows
             if step.log is not None:

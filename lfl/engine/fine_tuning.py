@@ -13,6 +13,9 @@ from lfl.callback import FederatedCallback
 from lfl.client.rates import LearningRates
 from lfl.client.work import LocalPhase, LocalWork
 from lfl.engine.base import LocalEngine
+from lfl.engine.cohorts import cohorts_of
+from lfl.engine.training import LocalTraining
+from lfl.generators import HostGenerators
 from lfl.randomness import derive_seed
 from lfl.round import Round, RoundSums
 
@@ -21,7 +24,7 @@ class EngineFineTuner:
     """Trains clients' models in place, with an engine of its own; the run and its random numbers do not change.
 
     Args:
-        engine: the run's engine; the new one is of the same kind.
+        training: the run's; steps are computed in the same way as in the run, on a copy of the module.
         phases: the local work to do.
         callbacks: the callbacks that personalize models.
         server: has x and the model's buffers.
@@ -30,14 +33,16 @@ class EngineFineTuner:
 
     def __init__(
         self,
-        engine: LocalEngine,
+        training: LocalTraining,
         phases: Sequence[LocalPhase],
         callbacks: list[FederatedCallback],
         server: Server,
         rates: LearningRates,
     ) -> None:
-        work = LocalWork(phases, sampling=engine.work.sampling)
-        self._engine = engine.alike(work, callbacks, derive_seed(engine.seed, "fine-tune"))
+        self._training = training
+        self._phases = phases
+        self._callbacks = callbacks
+        self._engine, self._generation = training.engine, 0  # none yet
         self._server = server
         self._rates = rates
 
@@ -46,7 +51,8 @@ class EngineFineTuner:
 
         Training starts from x, and from what the personalizing callbacks change there, not from ``params``.
         """
-        trained = ids[self._engine.data.client_sizes[ids] > 0]
+        engine = self._current_engine()
+        trained = ids[engine.data.client_sizes[ids] > 0]
         server = self._server.vector.clone()
         # A round of its own: the sums, logs and reports of the run's round must not see this training. Clients train
         # whole models, so without the basis of the round.
@@ -54,10 +60,19 @@ class EngineFineTuner:
         aside.totals = RoundSums()
         aside.reported = []
         aside.metrics = {}
-        # The sequential engine seeds torch's global generator for modules that draw from it; put it back afterwards.
-        with torch.random.fork_rng(devices=[]):
-            for cohort in self._engine.cohorts(aside, self._server.buffers, self._server.counters):
-                if not self._engine.train(cohort, self._rates):
+        # The sequential engine seeds the global generators for every client; put them back afterwards.
+        with HostGenerators(*engine.model.module.modules()).kept():
+            for cohort in cohorts_of(lambda: engine, aside, self._server.buffers, self._server.counters):
+                if not engine.train(cohort, self._rates):
                     continue  # out of memory: `cohorts` yields these clients again, fewer at a time
                 # `ids` ascend, so that a search finds each trained client's row.
                 params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values
+
+    def _current_engine(self) -> LocalEngine:
+        """An engine like the run's of the moment."""
+        if self._generation != self._training.generation:
+            engine = self._training.engine
+            work = LocalWork(self._phases, sampling=engine.work.sampling)
+            self._engine = engine.alike(work, self._callbacks, derive_seed(engine.seed, "fine-tune"))
+            self._generation = self._training.generation
+        return self._engine

@@ -28,17 +28,20 @@ class FrozenModel:
         model: a probed model.
         batch_size: of the clients.
         alone: the pass for one step, from a batch ``[G, b, ...]``, keys [G] and x [D] to outputs ``[G, b, ...]``.
+
+    Attributes:
+        is_joint: whether batches are read together; None as long as that is not known.
     """
 
     def __init__(self, model: ClientModel, batch_size: int, alone: Callable[[Any, Tensor, Tensor], Features]) -> None:
         self._model, self._batch_size, self._alone = model, batch_size, alone
-        self._is_joint: bool | None = None  # not known yet
+        self.is_joint: bool | None = None  # not known yet
 
     def reading_ahead(
         self, cohort: Cohort, batches: Iterator[tuple[BatchPlan, Any]]
     ) -> Iterator[tuple[BatchPlan, Any, Features | None]]:
         """The batches, each with its features; None where those must be read in the step, or nobody wants any."""
-        if not self._model.global_feature_names or self._is_joint is False:
+        if not self._model.global_feature_names or self.is_joint is False:
             yield from ((plan, batch, None) for plan, batch in batches)
             return
         at_once = max(1, _JOINT_EXAMPLES // (len(cohort) * self._batch_size))
@@ -48,9 +51,9 @@ class FrozenModel:
 
     def _read(self, cohort: Cohort, some: list[tuple[BatchPlan, Any]]) -> list[Features] | list[None]:
         """The features of some batches from one pass; None for each where a pass depends on who else is in it."""
-        if self._is_joint is None and (self._model.random_operations or self._model.changed_buffers):
-            self._is_joint = False
-        if self._is_joint is False:
+        if self.is_joint is None and (self._model.traits.random_operations or self._model.traits.side_effect):
+            self.is_joint = False
+        if self.is_joint is False:
             return [None] * len(some)
         keys = cohort.ids.to(cohort.values.device)  # of no use: nothing is drawn
         shapes = [next(leaf.shape[:2] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) for _, batch in some]
@@ -61,18 +64,18 @@ class FrozenModel:
         counts = [shape.numel() for shape in shapes]
         # A layer may be called once in a pass, on something else than the batch: its output has no rows of examples.
         if any(value.shape[:1] != (sum(counts),) for value in features.values()):
-            self._is_joint = False
+            self.is_joint = False
             return [None] * len(some)
         parts = {name: value.split(counts) for name, value in features.items()}
         of_batches = [
             {name: part[index].unflatten(0, shape) for name, part in parts.items()}
             for index, shape in enumerate(shapes)
         ]
-        if self._is_joint is None:
+        if self.is_joint is None:
             plan, batch = some[0]
             alone = self._alone(batch, keys[plan.rows], cohort.round.server)
-            self._is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
-            return of_batches if self._is_joint else [None] * len(some)
+            self.is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
+            return of_batches if self.is_joint else [None] * len(some)
         return of_batches
 
 

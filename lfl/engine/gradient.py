@@ -1,33 +1,33 @@
 """The innermost gradient functions of a cohort, which callbacks wrap."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from lfl.callback import Gradient
 from lfl.client.schedule import BatchPlan
-from lfl.client.step import LocalStep, StepFunction
+from lfl.client.step import LocalStep, StepInput, StepResult
 from lfl.round import Cohort
 
 
-def loss_gradient(cohort: Cohort, functions: Sequence[StepFunction]) -> Gradient:
+def loss_gradient(cohort: Cohort, compute: Callable[[int, Tensor, StepInput], StepResult]) -> Gradient:
     """The gradients [A, D] of the losses on the batches of a step.
 
     Args:
         cohort: the cohort.
-        functions: one per phase of the local work.
+        compute: computes the step of some clients, given the phase of the local work.
     """
 
     def gradient(params: Tensor, step: LocalStep) -> Tensor:
-        function, count = functions[step.phase], params.shape[0]
+        count = params.shape[0]
         parts: list[tuple[slice | Tensor, Tensor]] = []
         for batch in step.batches:
             plan = batch.plan
             # Slicing all rows would change nothing, and costs as much as a small operation.
             rows = params if _are_all(plan.rows, count) else params[plan.rows]
             try:
-                gradients, losses, logs = function(rows, step.input_of(batch))
+                gradients, losses, logs = compute(step.phase, rows, step.input_of(batch))
             except Exception as error:
                 note_clients(error, cohort, plan)
                 raise

@@ -1,28 +1,29 @@
-"""Choosing an engine."""
+"""Choosing how the steps of a run are computed."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
+from lfl.client.probe import probe
 from lfl.client.schedule import count_calls
 from lfl.client.step import Extras, StepInput
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
-from lfl.engine.sequential import SequentialEngine
-from lfl.engine.vectorized import VectorizedEngine, is_mean_over_examples, why_not_vectorized
+from lfl.engine.paths import Path, TraceSteps, why_not_padded, why_not_recorded, why_not_vectorized
+from lfl.engine.training import LocalTraining
+from lfl.engine.trial import Trial, make_trial
+from lfl.engine.vectorized import VectorizedEngine
 from lfl.randomness import client_keys
 
 EngineName = Literal["auto", "sequential", "vectorized"]
-TraceSteps = bool | Literal["compile"]
 
 _COHORT_BYTES = 2**28  # parameters of one cohort, when the user gives no size
 _LARGEST_COHORT = 128
@@ -40,17 +41,17 @@ class EngineSettings:
         cohort_size: clients of a cohort; None for as many as memory allows.
         clients_per_round: about how many there are.
         trace_steps: whether steps are recorded, and compiled.
-        resumed: the engine that ``auto`` took before, if a run is resumed; no trial is made.
+        resumed: the choice that ``auto`` made before, if a run is resumed; then nothing is timed.
     """
 
     name: EngineName
     cohort_size: int | None = None
     clients_per_round: int = 10
     trace_steps: TraceSteps = False
-    resumed: str | None = None
+    resumed: dict[str, Any] | None = None
 
 
-def build_engine(
+def build_training(
     settings: EngineSettings,
     model: ClientModel,
     data: FederatedData,
@@ -58,8 +59,8 @@ def build_engine(
     callbacks: list[FederatedCallback],
     seed: int,
     ask: Callable[[Callable[[], Any]], Any] = lambda question: question(),
-) -> LocalEngine:
-    """Probe the model and build the engine.
+) -> LocalTraining:
+    """Find out what the model's training step does, and choose how its steps are computed.
 
     Args:
         settings: what the user wants.
@@ -71,57 +72,157 @@ def build_engine(
         ask: answers a question whose answer differs between processes, with the same answer on all of them.
 
     Raises:
+        NoGradientError: no parameter gets a gradient.
         ValueError: ``vectorized`` or ``trace_steps`` was asked for and the model does not allow it; names the reason.
     """
-    name, per_round, chosen = settings.name, settings.clients_per_round, (settings.name, settings.resumed)
-    batch, keys = _trial_batch(data, model, seed)
-    model.probe(tree_map(lambda x: x[0], batch), keys[0])
-    sequential = SequentialEngine(model, data, work, callbacks, seed)
-    _trace(sequential, settings.trace_steps, is_named=name == "sequential")
-    if "sequential" in chosen or not _can_vectorize(model, batch, keys, is_named=name == "vectorized"):
+    trial = make_trial(model, data, seed)
+    model.traits = probe(model, [trial.batch_of(row) for row in range(len(trial))], list(trial.keys))
+    _warn_of_missing_gradients(model)
+    chooser = _Chooser(settings, model, data, work, callbacks, seed, trial, ask)
+    named = settings.name, settings.trace_steps
+    return LocalTraining(model, data, work, callbacks, seed, chooser.path(), named, trial)
+
+
+@dataclass(frozen=True)
+class _Chooser:
+    """Chooses the first path of a run; the fields are the arguments of ``build_training``, and the trial."""
+
+    settings: EngineSettings
+    model: ClientModel
+    data: FederatedData
+    work: LocalWork
+    callbacks: list[FederatedCallback]
+    seed: int
+    trial: Trial
+    ask: Callable[[Callable[[], Any]], Any]
+
+    def path(self) -> Path:
+        """The path that the user asked for or, with ``auto``, the faster one of two."""
+        name, resumed = self.settings.name, self.settings.resumed or {}
+        chosen = (name, resumed.get("name"))
+        sequential = Path("sequential", recording=self._recording(is_named=name == "sequential"))
+        if "sequential" in chosen or not self._can_vectorize(is_named=name == "vectorized"):
+            return sequential
+        size = self.settings.cohort_size or self.ask(
+            lambda: min(automatic_cohort_size(self.model, self.data, self.seed), self._per_round)
+        )
+        vectorized = Path("vectorized", size, recording=self._recording(is_named=False))
+        vectorized = self._with_padding(vectorized, is_allowed=resumed.get("is_padded", True))
+        if "vectorized" in chosen or self.ask(lambda: self._is_faster(vectorized, sequential)):
+            return vectorized
         return sequential
-    size = settings.cohort_size or ask(lambda: min(automatic_cohort_size(model, data, seed), max(1, per_round)))
-    vectorized = VectorizedEngine(model, data, work, callbacks, seed, size)
-    _decide_padding(vectorized, data, batch, keys, per_round)
-    _trace(vectorized, settings.trace_steps, is_named=False)
-    if "vectorized" in chosen:
-        return vectorized
-    return vectorized if ask(lambda: _is_faster(vectorized, sequential, data, seed, per_round)) else sequential
 
+    @property
+    def _per_round(self) -> int:
+        return max(1, self.settings.clients_per_round)
 
-def _trace(engine: LocalEngine, trace_steps: TraceSteps, is_named: bool) -> None:
-    """Let an engine record its steps, if that was asked for and the model allows it.
+    def _engine(self, path: Path, model: ClientModel | None = None) -> LocalEngine:
+        return path.engine(model or self.model, self.data, self.work, self.callbacks, self.seed)
 
-    Raises:
-        ValueError: it does not, and the user asked for this engine by name.
-    """
-    untraceable = _why_not_traced(engine.model)
-    if trace_steps and untraceable is None:
-        engine.trace_steps(compile=trace_steps == "compile")
-    elif trace_steps and is_named:
-        raise ValueError(
-            f"`trace_steps={str(trace_steps).lower()}` cannot record the step of {type(engine.model.module).__name__}: "
-            f"{untraceable}. Leave it out."
-        )
+    def _recording(self, is_named: bool) -> TraceSteps:
+        """Whether steps are recorded: if that was asked for and the model allows it.
 
+        Raises:
+            ValueError: it does not, and the user asked for this engine by name.
+        """
+        trace_steps = self.settings.trace_steps
+        reason = why_not_recorded(self.model) if trace_steps else None
+        if reason is not None and is_named:
+            raise ValueError(
+                f"`trace_steps={str(trace_steps).lower()}` cannot record the step of "
+                f"{type(self.model.module).__name__}: {reason}. Leave it out."
+            )
+        if reason is not None and self.model.traits.side_effect is None:
+            rank_zero_warn(f"The step of {type(self.model.module).__name__} is not recorded: {reason}.")
+        return False if reason is not None else trace_steps
 
-def _can_vectorize(model: ClientModel, batch: Any, keys: Tensor, is_named: bool) -> bool:
-    """Whether the vectorized engine can train the model; warns if not.
+    def _can_vectorize(self, is_named: bool) -> bool:
+        """Whether the vectorized engine can train the model; warns if not.
 
-    Raises:
-        ValueError: it cannot, and the user asked for this engine by name.
-    """
-    with model.recording():
-        reason = why_not_vectorized(model, batch, keys)
-    if reason is None:
-        return True
-    if is_named:
-        instead = ", or GroupNorm where that is BatchNorm" if model.changed_buffers else ""
-        raise ValueError(
-            f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`{instead}."
-        )
-    rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
-    return False
+        Raises:
+            ValueError: it cannot, and the user asked for this engine by name.
+        """
+        model = self.model
+        reason = why_not_vectorized(model, self.trial)
+        if reason is None:
+            return True
+        if is_named:
+            instead = ", or GroupNorm where that is BatchNorm" if model.traits.changed_buffers else ""
+            raise ValueError(
+                f"`engine=vectorized` cannot train {type(model.module).__name__}: {reason}. Use `engine=auto`{instead}."
+            )
+        rank_zero_warn(f"{type(model.module).__name__} is trained one client at a time (sequential engine): {reason}.")
+        return False
+
+    def _with_padding(self, path: Path, is_allowed: bool) -> Path:
+        """Pad ragged batches where that saves calls and cannot change the loss.
+
+        The decision depends on model, data and work, never on time: padding changes rounding, and a run must be
+        repeatable.
+        """
+        data, engine = self.data, self._engine(path)
+        is_even = int(data.client_sizes.min()) == int(data.client_sizes.max())
+        path = replace(path, may_descend=is_even)
+        if is_even or self.work.sampling == "replacement" or not is_allowed:
+            return path
+        _, sizes, steps = self._typical_clients()
+        grouped, padded = 0, 0
+        for rows in engine.order(torch.arange(len(sizes)), steps, sizes).split(path.cohort_size):
+            grouped += count_calls(sizes[rows], steps[rows], data.batch_size)[0]
+            padded += int(steps[rows].max())
+        if padded > _FEWER_CALLS * grouped:
+            return path
+        reason = why_not_padded(self.model, self.trial)
+        if reason is not None:
+            rank_zero_warn(f"Batches of {type(self.model.module).__name__} are not padded to one length: {reason}.")
+            return path
+        # Padded batches have few shapes, as even ones have: each shape is recorded, which takes as long as many steps.
+        return replace(path, padded_width=min(data.batch_size, int(data.client_sizes.max())), may_descend=True)
+
+    def _typical_clients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, sizes and local steps of as many clients as take part in a round, evenly spaced over the ids."""
+        data = self.data
+        count = min(self._per_round, data.num_clients)
+        ids = torch.linspace(0, data.num_clients - 1, count, dtype=torch.float64).long()
+        ids = ids[data.client_sizes[ids] > 0]
+        sizes = data.client_sizes[ids]
+        return ids, sizes, self.work.num_steps(sizes, data.batch_size)
+
+    def _is_faster(self, vectorized: Path, sequential: Path) -> bool:
+        """Whether a round is faster vectorized, estimated from timed steps and the batches of typical clients.
+
+        A call of n clients is taken to cost ``alone + (n - 1) * each``.
+        """
+        _, sizes, steps = self._typical_clients()
+        if not len(sizes):
+            return False
+        # Timed on a copy, so that nothing is left of it in the module.
+        model = self.model.copy()
+        batched_engine, alone_engine = self._engine(vectorized, model), self._engine(sequential, model)
+        one = self._seconds(alone_engine, 1)
+        alone, size = self._seconds(batched_engine, 1), min(vectorized.cohort_size, len(sizes))
+        each = (self._seconds(batched_engine, size) - alone) / (size - 1) if size > 1 else 0.0
+        batched = 0.0
+        for rows in batched_engine.order(torch.arange(len(sizes)), steps, sizes).split(size):
+            # Clients whose batches have the same size at a step are one call; padded, all clients are.
+            calls, members = count_calls(sizes[rows], steps[rows], self.data.batch_size)
+            calls = int(steps[rows].max()) if vectorized.padded_width else calls
+            batched += alone * calls + max(each, 0.0) * (members - calls)
+        return batched < _MARGIN * one * int(steps.sum())
+
+    def _seconds(self, engine: LocalEngine, count: int) -> float:
+        """Seconds of one step of ``count`` clients, the least of five."""
+        batch, keys = _largest_batch(self.data, engine.model, self.seed, count)
+        params = engine.model.flat_parameters().repeat(count, 1)
+        best, anchor = float("inf"), params[0].clone()
+        with engine.model.recording():
+            for _ in range(5):  # the first ones are for warming up
+                start = time.perf_counter()
+                features = engine.global_features(batch, keys, anchor)
+                engine.try_step(params, StepInput(batch, keys, anchor, Extras(features, {})))
+                float(params[0, 0])  # wait for the device
+                best = min(best, time.perf_counter() - start)
+        return best
 
 
 def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:
@@ -142,64 +243,19 @@ def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) ->
 def _peak(model: ClientModel, data: FederatedData, seed: int, count: int) -> int:
     """The most bytes that a step of ``count`` clients takes on the device."""
     device = model.parameters[0].device
-    batch, keys = _trial_batch(data, model, seed, count)
-    engine = VectorizedEngine(model, data, LocalWork(), [], seed, count)
+    batch, keys = _largest_batch(data, model, seed, count)
+    engine = VectorizedEngine(model.copy(), data, LocalWork(), [], seed, count)
     params = model.flat_parameters().repeat(count, 1)
     anchor = params[0].clone()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    with model.recording():
+    with engine.model.recording():
         extras = Extras(engine.global_features(batch, keys, anchor), {})
         engine.compute_step(params, StepInput(batch, keys, anchor, extras))
     return int(torch.cuda.max_memory_allocated(device)) - int(before)
 
 
-def _why_not_traced(model: ClientModel) -> str | None:
-    """What a step does besides computing results from its arguments; None if nothing that the probe has seen."""
-    if model.changed_buffers:
-        return f"it changes the buffer {model.changed_buffers[0]!r}"
-    if model.uses_global_generator:
-        return "it draws from torch's global random generator"
-    if model.logged_metrics:
-        return f"it logs the Metric object {model.logged_metrics[0]!r}"
-    return None
-
-
-def _decide_padding(engine: VectorizedEngine, data: FederatedData, batch: Any, keys: Tensor, per_round: int) -> None:
-    """Pad ragged batches where that saves calls and cannot change the loss.
-
-    The decision depends on model, data and work, never on time: padding changes rounding, and a run must be repeatable.
-    """
-    ids, sizes, steps = _typical_clients(engine, data, per_round)
-    is_even = int(data.client_sizes.min()) == int(data.client_sizes.max())
-    engine.may_descend = is_even
-    if is_even or engine.work.sampling == "replacement":
-        return
-    grouped, padded = 0, 0
-    for rows in engine.order(ids, steps, sizes).split(engine.cohort_size):
-        grouped += count_calls(sizes[rows], steps[rows], data.batch_size)[0]
-        padded += int(steps[rows].max())
-    if padded > _FEWER_CALLS * grouped:
-        return
-    with engine.model.recording():
-        separable = is_mean_over_examples(engine.model, batch, keys)
-    engine.model.reset_metrics()
-    # Padded batches have few shapes, as even ones have: each shape is recorded, which takes as long as many steps.
-    if separable:
-        engine.padded_width = min(data.batch_size, int(data.client_sizes.max()))
-        engine.may_descend = True
-
-
-def _typical_clients(engine: LocalEngine, data: FederatedData, per_round: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, sizes and local steps of as many clients as take part in a round, evenly spaced over the ids."""
-    count = min(per_round, data.num_clients)
-    ids = torch.linspace(0, data.num_clients - 1, count, dtype=torch.float64).long()
-    ids = ids[data.client_sizes[ids] > 0]
-    sizes = data.client_sizes[ids]
-    return ids, sizes, engine.work.num_steps(sizes, data.batch_size)
-
-
-def _trial_batch(data: FederatedData, model: ClientModel, seed: int, count: int = 2) -> tuple[Any, Tensor]:
+def _largest_batch(data: FederatedData, model: ClientModel, seed: int, count: int) -> tuple[Any, Tensor]:
     """A batch of ``count`` equal clients (the one with most examples), and their keys."""
     largest = data.client_sizes.argmax().expand(count)
     indices, sizes = data.client_indices(largest)
@@ -209,38 +265,11 @@ def _trial_batch(data: FederatedData, model: ClientModel, seed: int, count: int 
     return model.converted(batch), client_keys(torch.arange(count, device=device), seed, "trial")
 
 
-def _is_faster(
-    vectorized: VectorizedEngine, sequential: LocalEngine, data: FederatedData, seed: int, clients_per_round: int
-) -> bool:
-    """Whether a round is faster vectorized, estimated from timed steps and the batches of typical clients.
-
-    A call of n clients is taken to cost ``alone + (n - 1) * each``.
-    """
-    ids, sizes, steps = _typical_clients(vectorized, data, clients_per_round)
-    if not len(ids):
-        return False
-    one = _seconds(sequential, data, seed, 1)
-    alone, size = _seconds(vectorized, data, seed, 1), min(vectorized.cohort_size, len(ids))
-    each = (_seconds(vectorized, data, seed, size) - alone) / (size - 1) if size > 1 else 0.0
-    batched = 0.0
-    for rows in vectorized.order(ids, steps, sizes).split(size):
-        # Clients whose batches have the same size at a step are one call; padded, all clients are.
-        calls, members = count_calls(sizes[rows], steps[rows], data.batch_size)
-        calls = int(steps[rows].max()) if vectorized.padded_width else calls
-        batched += alone * calls + max(each, 0.0) * (members - calls)
-    return batched < _MARGIN * one * int(steps.sum())
-
-
-def _seconds(engine: LocalEngine, data: FederatedData, seed: int, count: int) -> float:
-    """Seconds of one step of ``count`` clients, the least of five."""
-    batch, keys = _trial_batch(data, engine.model, seed, count)
-    params = engine.model.flat_parameters().repeat(count, 1)
-    best, anchor = float("inf"), params[0].clone()
-    with engine.model.recording():
-        for _ in range(5):  # the first ones are for warming up
-            start = time.perf_counter()
-            features = engine.global_features(batch, keys, anchor)
-            engine.try_step(params, StepInput(batch, keys, anchor, Extras(features, {})))
-            float(params[0, 0])  # wait for the device
-            best = min(best, time.perf_counter() - start)
-    return best
+def _warn_of_missing_gradients(model: ClientModel) -> None:
+    missing = model.traits.without_gradient
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        rank_zero_warn(
+            f"No gradient reaches {', '.join(missing[:3])}{more} of {type(model.module).__name__}: the clients leave "
+            "these parameters as they are."
+        )

@@ -1,0 +1,103 @@
+"""What a module holds besides parameters and buffers, as values that can be compared.
+
+A step may read whatever its module holds: numbers, lists, tensors that are no buffers, objects. Fast ways of computing
+a step rest on what that is, so that it must be known when it changes.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+_DEPTH = 5  # of containers in containers
+_MANY = 1000  # entries of a container that are looked at
+_INTERNAL = frozenset(vars(LightningModule())) | {"log", "log_dict"}  # the last two while steps are recorded
+_PLAIN = (str, bytes, int, complex, type(None), torch.dtype, torch.device, torch.Size, type)
+# Objects of these libraries are compared by identity: a trainer or a logger changes all the time, and no step's result
+# depends on that.
+_OPAQUE = ("lfl", "lightning", "pytorch_lightning", "lightning_fabric", "wandb", "tensorboard", "logging")
+
+
+class _Held:
+    """A tensor as it was: the same object, not written into since. Holding it keeps its address from being reused."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor, _version(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self._tensor is other._tensor and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Same:
+    """An object that is compared by identity."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The user's attributes of a module and of its submodules: qualified names and values."""
+    for prefix, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name not in _INTERNAL:
+                yield f"{prefix}.{name}" if prefix else name, value
+
+
+def flags_of(module: nn.Module) -> dict[str, bool]:
+    """The training mode of every submodule and ``requires_grad`` of every parameter, by name."""
+    modes = {f"{name}.training": part.training for name, part in module.named_modules()}
+    return modes | {f"{name}.requires_grad": p.requires_grad for name, p in module.named_parameters()}
+
+
+def comparable(value: Any, depth: int = _DEPTH) -> Any:
+    """A value equal to an earlier one of the same object if nothing in it has changed.
+
+    Tensors are equal if they are the same object and nobody has written into it; objects, if all that they hold is.
+    """
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Tensor):
+        return _Held(value)
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), value.tobytes() if value.dtype != object else _Same(value)
+    if isinstance(value, np.generic):
+        return repr(value)
+    if not depth:
+        return _Same(value)
+    if isinstance(value, Mapping):
+        entries = list(value.items())[:_MANY]
+        return len(value), [(comparable(k, depth - 1), comparable(v, depth - 1)) for k, v in entries]
+    if isinstance(value, list | tuple | deque):
+        return len(value), [comparable(entry, depth - 1) for entry in list(value)[:_MANY]]
+    if isinstance(value, set | frozenset):
+        return len(value), sorted(repr(entry) for entry in value)[:_MANY]
+    held = None if _is_opaque(value) else getattr(value, "__dict__", None)
+    return _Same(value) if not held else (_Same(value), comparable(dict(held), depth - 1))
+
+
+def _is_opaque(value: object) -> bool:
+    if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType | types.ModuleType):
+        return True
+    return type(value).__module__.split(".")[0] in _OPAQUE
+
+
+def _version(tensor: Tensor) -> int:
+    # Tensors of inference mode count no writes.
+    return 0 if tensor.is_inference() else tensor._version

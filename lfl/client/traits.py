@@ -1,0 +1,56 @@
+"""What a training step does besides computing a loss from its batch and parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class StepTraits:
+    """What has been seen of a module's training step.
+
+    Attributes:
+        random_operations: whether it draws random numbers that can be computed from a client's key, such as dropout.
+        host_draws: generators that it draws from besides, by what they are called.
+        changed_buffers: buffers that it changes.
+        changed_parameters: parameters that it changes by itself.
+        changed_attributes: other attributes of the module that it changes: counters, lists of outputs, tensors.
+        logged_metrics: Metric objects that it logs.
+        reads: what it reads that changes from step to step or from round to round, such as ``current_epoch``.
+        read_attributes: attributes of the module that it reads.
+        without_gradient: parameters that got no gradient.
+        needs_backward: whether some parameters get theirs from ``backward`` only.
+    """
+
+    random_operations: bool = False
+    host_draws: tuple[str, ...] = ()
+    changed_buffers: tuple[str, ...] = ()
+    changed_parameters: tuple[str, ...] = ()
+    changed_attributes: tuple[str, ...] = ()
+    logged_metrics: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    read_attributes: tuple[str, ...] = ()
+    without_gradient: tuple[str, ...] = ()
+    needs_backward: bool = False
+
+    def __or__(self, other: StepTraits) -> StepTraits:
+        """What has been seen in at least one of two steps; of gradients, what was missing in both."""
+        both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        joined = {k: a or b if isinstance(a, bool) else tuple(dict.fromkeys(a + b)) for k, (a, b) in both.items()}
+        joined["without_gradient"] = tuple(n for n in self.without_gradient if n in other.without_gradient)
+        return StepTraits(**joined)
+
+    @property
+    def side_effect(self) -> str | None:
+        """What keeps a step from being a function of its arguments, for a sentence about it; None for nothing."""
+        if self.changed_buffers:
+            return f"changes the buffer {self.changed_buffers[0]!r} in place"
+        if self.host_draws:
+            return f"draws from {self.host_draws[0]}"
+        if self.logged_metrics:
+            return f"logs the Metric object {self.logged_metrics[0]!r}, which keeps a state of its own"
+        if self.changed_parameters:
+            return f"changes the parameter {self.changed_parameters[0]!r} by itself"
+        if self.changed_attributes:
+            return f"changes the module's attribute {self.changed_attributes[0]!r}"
+        return None

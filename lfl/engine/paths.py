@@ -1,0 +1,127 @@
+"""The ways in which steps can be computed, and what each of them needs of a training step.
+
+The plain way is one client at a time, with the module's own parameters and plain autograd. A faster way is taken where
+the step is shown to allow it, by looking at what it does and by comparing numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+from lfl.callback import FederatedCallback
+from lfl.client.model import ClientModel
+from lfl.client.optimizer import ELEMENTWISE, build_optimizer
+from lfl.client.work import LocalWork
+from lfl.data.base import FederatedData
+from lfl.engine.base import LocalEngine
+from lfl.engine.sequential import SequentialEngine
+from lfl.engine.trial import Trial
+from lfl.engine.vectorized import VectorizedEngine, vectorized_features, vectorized_step
+from lfl.engine.witness import Difference, Witness
+
+TraceSteps = bool | Literal["compile"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """How the steps of a run are computed.
+
+    Attributes:
+        name: of the engine.
+        cohort_size: the largest number of clients of a cohort (C).
+        padded_width: number of examples to which batches are padded; 0 for no padding.
+        recording: whether steps are recorded, and compiled.
+        may_descend: whether recorded steps may include the step of plain SGD.
+        joint_features: whether features of the server's model, which loss terms read, may be read for many batches at
+            once.
+    """
+
+    name: Literal["sequential", "vectorized"] = "sequential"
+    cohort_size: int = 1
+    padded_width: int = 0
+    recording: TraceSteps = False
+    may_descend: bool = True
+    joint_features: bool = True
+
+    def engine(
+        self, model: ClientModel, data: FederatedData, work: LocalWork, callbacks: list[FederatedCallback], seed: int
+    ) -> LocalEngine:
+        """Build the engine that computes steps in this way."""
+        kind: type[LocalEngine] = VectorizedEngine if self.name == "vectorized" else SequentialEngine
+        engine = kind(model, data, work, callbacks, seed, self.cohort_size)
+        engine.padded_width, engine.may_descend = self.padded_width, self.may_descend
+        if not self.joint_features:
+            engine.frozen.is_joint = False
+        if self.recording:
+            engine.trace_steps(compile=self.recording == "compile")
+        return engine
+
+
+def why_not_vectorized(model: ClientModel, trial: Trial) -> str | None:
+    """Find out why clients cannot be trained together under vmap.
+
+    Args:
+        model: a probed model.
+        trial: batches to compare the gradients of several clients on.
+
+    Returns:
+        The reason, for a sentence about the module; None if they can.
+    """
+    if model.traits.side_effect is not None:
+        return f"its training step {model.traits.side_effect}"
+    optimizer, _ = build_optimizer(model.module)
+    if type(optimizer) not in ELEMENTWISE:
+        # Its state, of all rows together, would let clients see each other.
+        return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
+    return _why_not_the_same(model, trial, is_padded=False)
+
+
+def why_not_padded(model: ClientModel, trial: Trial) -> str | None:
+    """Find out why batches of different lengths cannot be padded; None if they can.
+
+    Args:
+        model: a probed model that can be vectorized.
+        trial: batches to compare losses and gradients on.
+    """
+    if model.traits.random_operations:
+        return "it draws random numbers for a batch, not for an example"
+    if model.global_feature_names:
+        return "its loss reads features of the global model"
+    return _why_not_the_same(model, trial, is_padded=True)
+
+
+def why_not_recorded(model: ClientModel) -> str | None:
+    """What a step does besides computing results from tensors; None for nothing that has been seen."""
+    if model.traits.side_effect is not None:
+        return f"it {model.traits.side_effect}"
+    if model.traits.reads:
+        return f"it reads {model.traits.reads[0]}, which is not the same at every step"
+    return None
+
+
+def _why_not_the_same(model: ClientModel, trial: Trial, is_padded: bool) -> str | None:
+    """Compare steps under vmap with steps of one client at a time, on copies of the module."""
+    twin = model.copy()
+    trained = twin.names_of(["*"])
+    try:
+        with twin.recording(), twin.training_only(trained):
+            features = {}
+            if twin.global_feature_names:
+                features = vectorized_features(twin, trial.batch, trial.keys, trial.anchor)
+            input = trial.ragged(features) if is_padded else trial.input(features)
+            result = vectorized_step(twin, trial.params, input)
+    except Exception as error:  # whatever a user's module raises under vmap is the reason
+        return f"its training step does not run under vmap ({brief(error)})"
+    try:
+        Witness(model, trained).check(trial.params, input, result)
+    except Difference as difference:
+        return f"its training step gives other numbers {'padded' if is_padded else 'under vmap'}: {difference}"
+    return None
+
+
+def brief(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"

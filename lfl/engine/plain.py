@@ -1,0 +1,30 @@
+"""A step of one client with plain autograd and the module as it is: what every faster way must agree with."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lfl.client.model import ClientModel
+from lfl.client.step import StepInput, StepResult
+
+
+def plain_step(model: ClientModel, params: Tensor, input: StepInput) -> StepResult:
+    """The step of one client with parameters [1, D], by the module's own parameters."""
+    # Bind each time: passes at other points (SAM, the server's model) leave other parameters in the module.
+    model.bind(params[0])
+    batch, extras = first_of(input.batch), first_of(input.extras)
+    loss, logs = model.loss(None, batch, input.number, input.keys[0], input.anchor, extras)
+    return StepResult(model.gradient_of(loss).unsqueeze(0), loss.detach().unsqueeze(0), logs)
+
+
+def plain_features(model: ClientModel, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
+    """The features of x (``anchor``) on the batch of one client ``[1, b, ...]``, by the module's own parameters."""
+    model.bind(anchor)  # `plain_step` binds the client's row again
+    features = model.global_features(first_of(batch), keys[0], None)
+    return {name: value.unsqueeze(0) for name, value in features.items()}
+
+
+def first_of(nest: Any) -> Any:
+    """The only client's tensors, from a nest of tensors ``[1, ...]``."""
+    return tree_map(lambda x: x[0], nest)

@@ -1,0 +1,371 @@
+"""The local training of a run: on a fast path as long as that gives what one client at a time gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lfl.callback import FederatedCallback, overrides
+from lfl.client.attributes import attributes_of, comparable, flags_of
+from lfl.client.model import ClientModel
+from lfl.client.probe import probe
+from lfl.client.rates import LearningRates
+from lfl.client.step import StepInput, StepResult
+from lfl.client.work import LocalWork
+from lfl.data.base import FederatedData
+from lfl.engine.base import LocalEngine
+from lfl.engine.cohorts import cohorts_of
+from lfl.engine.graph.traced import TraceError
+from lfl.engine.paths import Path, TraceSteps, brief, why_not_padded, why_not_recorded, why_not_vectorized
+from lfl.engine.trial import Trial
+from lfl.engine.witness import Difference, Witness
+from lfl.generators import HostGenerators
+from lfl.randomness import derive_seed
+from lfl.round import Cohort, Round
+
+_PLAIN = Path(joint_features=False)
+_TRIED = 4  # batches of a sample that a path is tried on
+
+
+class LocalTraining:
+    """Trains the clients of each round, and sees to it that their steps are right.
+
+    A faster path than one client at a time is followed as long as it is seen to give the same numbers: what the
+    module's hooks change is looked at before every round, and in rounds 1, 2, 4, 8, ... some steps are taken both ways.
+    A step that differs is not kept: its cohort is trained again on a simpler path, which the rest of the run stays on.
+
+    Args:
+        model: a probed model.
+        data: the clients' data.
+        work: the local work of a client in a round.
+        callbacks: the stack.
+        seed: of all draws.
+        path: how steps are computed at first.
+        named: the engine and the recording that the user asked for by name, which are not left silently.
+        trial: batches to try steps on.
+
+    Attributes:
+        engine: computes the steps now.
+        generation: counts the engines so far.
+    """
+
+    def __init__(
+        self,
+        model: ClientModel,
+        data: FederatedData,
+        work: LocalWork,
+        callbacks: list[FederatedCallback],
+        seed: int,
+        path: Path,
+        named: tuple[str, TraceSteps],
+        trial: Trial,
+    ) -> None:
+        self._model, self._data, self._work, self._callbacks, self._seed = model, data, work, callbacks, seed
+        self._path, self._named, self._trial = path, named, trial
+        self._generators = HostGenerators(*model.module.modules())
+        self._round = 0
+        self._is_watching = False  # whether the next cohort is watched
+        self.generation = 0
+        self._follow(path)
+        self._dealer = self.engine  # all processes must deal clients alike, also if one of them leaves its path
+
+    # -- a round ----------------------------------------------------------------------------------------------------
+
+    def start_round(self, number: int) -> None:
+        """Look at what the module's hooks have changed, and follow it.
+
+        Raises:
+            ValueError: a parameter is to be trained that has been no part of the model so far, or the path that the
+                user asked for by name allows no such step.
+        """
+        self._round = number
+        self._is_watching = number & (number - 1) == 0 or self._depends_on_rounds
+        state = self._module_state()
+        if state == self._seen and not self._depends_on_rounds:
+            return
+        traits = self._probe()
+        if state == self._seen and traits == self._model.traits:
+            return
+        self._model.traits = traits
+        self._follow(self._possible(replace(self._path, cohort_size=self.engine.cohort_size)))
+
+    def cohorts(self, round: Round, buffers: Tensor, counters: list[Tensor]) -> Iterator[Cohort]:
+        """The cohorts of a round's clients, see ``cohorts_of``."""
+        return cohorts_of(lambda: self.engine, round, buffers, counters)
+
+    def deal(self, work: Tensor, num_processes: int) -> Tensor:
+        """Divide clients among processes: from their expected work [M] to ranks [M], the same on all processes."""
+        return self._dealer.deal(work, num_processes)
+
+    def train(self, cohort: Cohort, rates: LearningRates) -> bool:
+        """Do the local work of a cohort: its ``values`` and ``buffers`` become the trained ones.
+
+        Returns:
+            False if nothing of the cohort has been kept: ``cohorts`` yields the same clients again.
+        """
+        if self._is_plain:
+            return self.engine.train(cohort, rates)
+        engine = self.engine
+        engine.watch = _Watch(self._model, engine, self._seed, cohort) if self._is_watching else None
+        before = self._generators.state()
+        try:
+            if not engine.train(cohort, rates):
+                return False  # out of memory
+            wrong = self._wrong_after(cohort, before)
+            if wrong is None:
+                self._is_watching = False
+                return True
+            self._leave_path(*wrong)
+        except Difference as difference:
+            self._leave_path(self._fastest_right(difference.sample), str(difference))
+        except Exception as error:
+            if engine.failure is None or engine.failure.error is not error:
+                raise
+            self._leave_failed_path(error)
+        finally:
+            engine.watch, engine.failure = None, None
+        self._generators.restore(before)
+        return False
+
+    def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
+        """What only the end of a cohort's training shows: the path to go on with, and why."""
+        moved = self._generators.moved_since(before)
+        if moved:
+            return _PLAIN, f"its training step draws from {moved[0]}"
+        # An example whose target is ignored has no mean of its own.
+        if self._path.padded_width and cohort.losses is not None and not bool(cohort.losses.total.isfinite().all()):
+            return replace(self._path, padded_width=0), "the loss of an example by itself is not finite"
+        return None
+
+    # -- paths ------------------------------------------------------------------------------------------------------
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """How steps are computed now, for a checkpoint; the numbers depend on it by rounding only."""
+        path = self._path
+        return {
+            "name": path.name,
+            "cohort_size": int(self.engine.cohort_size),
+            "is_padded": bool(path.padded_width),
+        }
+
+    @property
+    def _is_plain(self) -> bool:
+        path = self._path
+        reads_features = bool(self._model.global_feature_names) and path.joint_features
+        return path.name == "sequential" and not path.recording and not reads_features
+
+    @property
+    def _depends_on_rounds(self) -> bool:
+        """Whether the step reads what may change from round to round without a trace in the module."""
+        return any(read != "`batch_idx`" for read in self._model.traits.reads)
+
+    def _module_state(self) -> dict[str, Any]:
+        """What the module has that its step depends on: training modes, frozen parameters, attributes."""
+        traits = self._model.traits
+        read = set(traits.read_attributes) - set(traits.changed_attributes)
+        values = {name: comparable(value) for name, value in attributes_of(self._model.module) if name in read}
+        return values | flags_of(self._model.module)
+
+    def _probe(self) -> Any:
+        # One batch is enough for the plain path, which is right whatever the step does.
+        rows = range(1 if self._is_plain else len(self._trial))
+        return probe(self._model, [self._trial.batch_of(row) for row in rows], [self._trial.keys[row] for row in rows])
+
+    def _possible(self, path: Path) -> Path:
+        """The part of a path that the step still allows."""
+        if path.recording and (reason := why_not_recorded(self._model)) is not None:
+            path = self._without(path, replace(path, recording=False), reason)
+        if path.name == "vectorized" and (reason := why_not_vectorized(self._model, self._trial)) is not None:
+            path = self._without(path, replace(_PLAIN, recording=path.recording), reason)
+        if path.padded_width and (reason := why_not_padded(self._model, self._trial)) is not None:
+            path = self._without(path, replace(path, padded_width=0), reason)
+        return path
+
+    def _leave_path(self, right: Path, reason: str) -> None:
+        """Go on with another path for the rest of the run."""
+        path = self._without(self._path, right, reason)
+        self._model.traits = self._probe()
+        self._follow(path)
+        self._is_watching = True  # the cohort that comes again shows whether this was enough
+
+    def _leave_failed_path(self, error: Exception) -> None:
+        """Go on with the fastest path on which the failed step does not fail; raise the error if there is none."""
+        failure = self.engine.failure
+        assert failure is not None
+        right = self._fastest_right(_Sample(failure.phase, failure.params, failure.input))
+        if not self._is_right(right, _Sample(failure.phase, failure.params, failure.input)):
+            raise error
+        try:
+            self._leave_path(right, f"its training step fails ({brief(error)})")
+        except RuntimeError:
+            raise error from None  # the user asked for this path: its own error says most
+
+    def _fastest_right(self, sample: _Sample) -> Path:
+        """The fastest path on which the steps of a sample are right; the plain one if there is no other."""
+        return next((path for path in self._simpler() if self._is_right(path, sample)), _PLAIN)
+
+    def _simpler(self) -> Iterator[Path]:
+        """The paths that are simpler than the present one, the fastest first."""
+        path = self._path
+        if self._model.global_feature_names and path.joint_features:
+            yield replace(path, joint_features=False)
+        if path.recording:
+            yield replace(path, recording=False)
+        if path.padded_width:
+            yield replace(path, padded_width=0)
+            yield replace(path, padded_width=0, recording=False)
+        if path.name == "vectorized" and path.recording:
+            yield replace(_PLAIN, recording=path.recording)
+
+    def _is_right(self, path: Path, sample: _Sample) -> bool:
+        """Whether the steps of a sample are right on a path."""
+        model = self._model.copy()
+        engine = path.engine(model, self._data, self._work, self._callbacks, self._seed)
+        trained = engine.trained[sample.phase]
+        try:
+            with self._generators.kept(), model.recording(), model.training_only(trained):
+                for params, input in itertools.islice(sample.as_on(path), _TRIED):
+                    features = engine.global_features(input.batch, input.keys, input.anchor)
+                    input = input._replace(extras=input.extras._replace(global_features=features))
+                    for _ in range(2):  # what is recorded at the first call is replayed at the second
+                        result = engine.step_functions[sample.phase](params, input)
+                    if path != _PLAIN:
+                        Witness(self._model, trained).check(params, input, result)
+            return True
+        except Exception:  # whatever it raises: the step does not work on this path
+            return False
+
+    def _without(self, path: Path, right: Path, reason: str) -> Path:
+        """Say that a path is left for a simpler one, and why; returns the latter.
+
+        Raises:
+            RuntimeError: the user asked for the former by name.
+        """
+        engine, recording = self._named
+        kind = type(self._model.module).__name__
+        if path.name == "vectorized" and right.name != "vectorized":
+            if engine == "vectorized":
+                raise RuntimeError(
+                    f"`engine=vectorized` cannot train {kind} from round {self._round} on: {reason}. Use `engine=auto`, "
+                    "which goes on one client at a time."
+                )
+            what = "is trained one client at a time"
+        elif path.recording and not right.recording:
+            if recording:
+                raise TraceError(
+                    f"`trace_steps={str(recording).lower()}` cannot record the step of {kind} from round {self._round} "
+                    f"on: {reason}. Leave it out."
+                )
+            what = "is not recorded"
+        elif path.joint_features and not right.joint_features:
+            what = "reads the features of the global model batch by batch"
+        else:
+            what = "is trained without padding"
+        rank_zero_warn(f"From round {self._round} on, {kind} {what}: {reason}.")
+        return right
+
+    def _follow(self, path: Path) -> None:
+        """Build the engine of a path, for the module as it is now."""
+        self._path = path
+        self._check_trained()
+        self.engine: LocalEngine = path.engine(self._model, self._data, self._work, self._callbacks, self._seed)
+        self.generation += 1
+        self._seen = self._module_state()
+
+    def _check_trained(self) -> None:
+        """Raise ValueError if what the module's hooks freeze, or unfreeze, cannot be followed."""
+        model = self._model
+        new = [n for n, p in model.module.named_parameters() if p.requires_grad and n not in model.layout.slices]
+        if new:
+            raise ValueError(
+                f"{new[0]!r} requires a gradient from round {self._round} on, but was frozen when the run began: give "
+                "it `requires_grad=True` at first, and freeze it in `on_train_epoch_start` of the first rounds."
+            )
+        frozen = [n for n, p in zip(model.layout.names, model.parameters, strict=True) if not p.requires_grad]
+        if len(frozen) == len(model.layout.names):
+            raise ValueError(f"No parameter of {type(model.module).__name__} requires a gradient.")
+        owner = next((type(c).__name__ for c in self._callbacks if overrides(c, "coordinates")), None)
+        if frozen and owner is not None:
+            raise ValueError(
+                f"{owner} moves all parameters by coordinates, but {frozen[0]!r} is frozen from round {self._round} on: "
+                "freeze it before the run, or not at all."
+            )
+
+
+class _Sample:
+    """A step of some clients that came out wrong: in which phase, with which parameters [G, D] and input."""
+
+    def __init__(self, phase: int, params: Tensor, input: StepInput) -> None:
+        self.phase, self._params, self._input = phase, params.clone(), input
+
+    def as_on(self, path: Path) -> Iterator[tuple[Tensor, StepInput]]:
+        """The steps as a path takes them: padded, in groups of equal length, or one by one."""
+        if path.padded_width or (path.name == "vectorized" and self._input.weights is None):
+            yield self._params, self._input
+            return
+        lengths = [self._length(row) for row in range(len(self._params))]
+        if path.name == "vectorized":
+            for length in dict.fromkeys(lengths):
+                if length:
+                    yield self._take([row for row, other in enumerate(lengths) if other == length], length)
+            return
+        for row, length in enumerate(lengths):
+            if length:
+                yield self._take([row], length)
+
+    def _length(self, row: int) -> int:
+        if self._input.weights is None:
+            return int(next(x.shape[1] for x in torch.utils._pytree.tree_leaves(self._input.batch)))
+        return int((self._input.weights[row] > 0).sum())
+
+    def _take(self, rows: list[int], length: int) -> tuple[Tensor, StepInput]:
+        chosen = torch.tensor(rows, device=self._params.device)
+        take = torch.utils._pytree.tree_map
+        input = self._input
+        extras = input.extras._replace(rows={name: values[chosen] for name, values in input.extras.rows.items()})
+        return self._params[chosen], input._replace(
+            batch=take(lambda x: x[chosen, :length], input.batch),
+            keys=input.keys[chosen],
+            extras=extras,
+            weights=None,
+        )
+
+
+class _Watch:
+    """Compares one step of a cohort, drawn by the round, with the steps of its clients alone."""
+
+    def __init__(self, model: ClientModel, engine: LocalEngine, seed: int, cohort: Cohort) -> None:
+        self._model, self._engine = model, engine
+        # As many batches as there are steps, or more.
+        self._due = derive_seed(seed, "watch", cohort.round.number) % max(1, int(cohort.num_steps.max()))
+        self._passed = 0
+
+    def is_due(self) -> bool:
+        self._passed += 1
+        return self._passed == self._due + 1
+
+    def check(self, phase: int, params: Tensor, input: StepInput, result: StepResult) -> None:
+        try:
+            self._witness(phase).check(params, input, result)
+        except Difference as difference:
+            difference.sample = _Sample(phase, params, input)
+            raise
+
+    def check_descent(
+        self, phase: int, before: Tensor, after: Tensor, rate: float, input: StepInput, result: StepResult
+    ) -> None:
+        try:
+            self._witness(phase).check_descent(before, after, rate, input, result.losses, result.logs)
+        except Difference as difference:
+            difference.sample = _Sample(phase, before, input)
+            raise
+
+    def _witness(self, phase: int) -> Witness:
+        return Witness(self._model, self._engine.trained[phase])
