@@ -175,7 +175,7 @@ class Run(Federation):
         stateful: dict[str, Stateful] = {
             "progress": self.progress,
             "server": self.server,
-            "module": self.module_state,
+            "module_state": self.module_state,
             "callbacks": _Algorithms(self.callbacks),
             "observers": _Observers(self.callbacks),
             "ledger": self.ledger,

@@ -7,6 +7,7 @@ the same at the next step (``current_epoch``, ``batch_idx``, the clock), and whi
 from __future__ import annotations
 
 import dis
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -175,12 +176,15 @@ def _watched_clock(reads: set[str]) -> Iterator[None]:
         if (is_clock or is_date) and not any(part in frame.f_code.co_filename for part in _LIBRARIES):
             reads.add("the clock")
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # what others have hung into the collector would run in the midst of the step
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
 
 
 @contextmanager

@@ -145,6 +145,11 @@ class LocalEngine(ABC):
     def collect(self, cohort: Cohort) -> None:
         """Read back into the cohort the buffers that training changed in the module."""
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps are recorded and replayed."""
+        return isinstance(self._whole_step, TracedStep)
+
     # -- setting up -----------------------------------------------------------------------------------------------
 
     def alike(self, work: LocalWork, callbacks: list[FederatedCallback], seed: int) -> Self:
@@ -152,7 +157,7 @@ class LocalEngine(ABC):
         engine = type(self)(self.model.copy(), self.data, work, callbacks, seed, self.cohort_size)
         engine.may_descend = self.may_descend
         engine.padded_width = self.padded_width
-        if isinstance(self._whole_step, TracedStep):
+        if self.is_recorded:
             engine.trace_steps(self.compiles)
         return engine
 

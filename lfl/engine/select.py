@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lfl.callback import FederatedCallback
@@ -100,14 +100,14 @@ class _Chooser:
         """The path that the user asked for or, with ``auto``, the faster one of two."""
         name, resumed = self.settings.name, self.settings.resumed or {}
         chosen = (name, resumed.get("name"))
-        sequential = Path("sequential", recording=self._recording(is_named=name == "sequential"))
         if "sequential" in chosen or not self._can_vectorize(is_named=name == "vectorized"):
-            return sequential
+            return Path("sequential", recording=self._recording())
         size = self.settings.cohort_size or self.ask(
             lambda: min(automatic_cohort_size(self.model, self.data, self.seed), self._per_round)
         )
-        vectorized = Path("vectorized", size, recording=self._recording(is_named=False))
+        vectorized = Path("vectorized", size, recording=self._recording())
         vectorized = self._with_padding(vectorized, is_allowed=resumed.get("is_padded", True))
+        sequential = Path("sequential", recording=vectorized.recording)
         if "vectorized" in chosen or self.ask(lambda: self._is_faster(vectorized, sequential)):
             return vectorized
         return sequential
@@ -119,20 +119,20 @@ class _Chooser:
     def _engine(self, path: Path, model: ClientModel | None = None) -> LocalEngine:
         return path.engine(model or self.model, self.data, self.work, self.callbacks, self.seed)
 
-    def _recording(self, is_named: bool) -> TraceSteps:
-        """Whether steps are recorded: if that was asked for and the model allows it.
+    def _recording(self) -> TraceSteps:
+        """Whether steps are recorded: if that was asked for and the model allows it; warns if not.
 
         Raises:
-            ValueError: it does not, and the user asked for this engine by name.
+            ValueError: it does not, and the user asked for an engine by name.
         """
         trace_steps = self.settings.trace_steps
         reason = why_not_recorded(self.model) if trace_steps else None
-        if reason is not None and is_named:
+        if reason is not None and self.settings.name != "auto":
             raise ValueError(
                 f"`trace_steps={str(trace_steps).lower()}` cannot record the step of "
                 f"{type(self.model.module).__name__}: {reason}. Leave it out."
             )
-        if reason is not None and self.model.traits.side_effect is None:
+        if reason is not None:
             rank_zero_warn(f"The step of {type(self.model.module).__name__} is not recorded: {reason}.")
         return False if reason is not None else trace_steps
 
@@ -174,7 +174,7 @@ class _Chooser:
             return path
         reason = why_not_padded(self.model, self.trial)
         if reason is not None:
-            rank_zero_warn(f"Batches of {type(self.model.module).__name__} are not padded to one length: {reason}.")
+            rank_zero_info(f"Batches of {type(self.model.module).__name__} are not padded to one length: {reason}.")
             return path
         # Padded batches have few shapes, as even ones have: each shape is recorded, which takes as long as many steps.
         return replace(path, padded_width=min(data.batch_size, int(data.client_sizes.max())), may_descend=True)

@@ -60,8 +60,10 @@ class SequentialEngine(LocalEngine):
         self.model.bind(cohort.values[0] if cohort.round.basis is None else cohort.params[0])
         self.model.load_buffers(cohort.buffers[0], [rows[0] for rows in cohort.counters])
         # Some draws take no key (numpy's, Python's, torch's in-place ones): by the client, so that they do not depend
-        # on who was trained before. Always, since a step may begin to draw in any round.
-        self._generators.seed(self.seed, "client", cohort.round.number, int(cohort.ids[0]))
+        # on who was trained before. Always, since a step may begin to draw in any round; but not where steps are
+        # recorded, which must not draw at all.
+        if not self.is_recorded:
+            self._generators.seed(self.seed, "client", cohort.round.number, int(cohort.ids[0]))
 
     @override
     def collect(self, cohort: Cohort) -> None:

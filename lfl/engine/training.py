@@ -135,7 +135,9 @@ class LocalTraining:
 
     def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
         """What only the end of a cohort's training shows: the path to go on with, and why."""
-        moved = self._generators.moved_since(before)
+        # Clients that are trained together, and steps that are replayed, would all see the same draw.
+        is_shared = self._path.name == "vectorized" or bool(self._path.recording)
+        moved = self._generators.moved_since(before) if is_shared else []
         if moved:
             return _PLAIN, f"its training step draws from {moved[0]}"
         # An example whose target is ignored has no mean of its own.

@@ -53,25 +53,25 @@ def three_clients() -> tuple[Cohort, LocalStep, list[Any]]:
     return cohort, step, logged
 
 
-def scaled(params: Tensor, input: StepInput) -> StepResult:
+def scaled(phase: int, params: Tensor, input: StepInput) -> StepResult:
     return StepResult(params * input.batch, params.sum(1), {})
 
 
 def test_gradients_of_several_batches_are_put_together_and_logged_once() -> None:
     cohort, step, logged = three_clients()
-    gradient, params = loss_gradient(cohort, [scaled]), torch.tensor([[1.0], [2.0], [3.0]])
+    gradient, params = loss_gradient(cohort, scaled), torch.tensor([[1.0], [2.0], [3.0]])
     assert gradient(params, step).tolist() == [[10.0], [40.0], [90.0]]
     assert gradient(2 * params, step).tolist() == [[20.0], [80.0], [180.0]]
     assert logged == [[1.0, 3.0], [2.0]]
 
 
 def test_an_error_names_round_step_and_clients() -> None:
-    def broken(params: Tensor, input: StepInput) -> StepResult:
+    def broken(phase: int, params: Tensor, input: StepInput) -> StepResult:
         raise ZeroDivisionError
 
     cohort, step, _ = three_clients()
     with pytest.raises(ZeroDivisionError) as caught:
-        loss_gradient(cohort, [broken])(torch.zeros(3, 1), step)
+        loss_gradient(cohort, broken)(torch.zeros(3, 1), step)
     assert caught.value.__notes__ == ["in round 2, local step 5 of client(s) [4, 9]"]
 
 

@@ -10,7 +10,7 @@ from worlds import ONE_ROUND, Strange, batch_norm, equal_data, even_data, mlp, r
 
 from lfl.client.model import ClientModel
 from lfl.client.work import LocalWork
-from lfl.engine.select import EngineSettings, automatic_cohort_size, build_engine
+from lfl.engine.select import EngineSettings, automatic_cohort_size, build_training
 from lfl.models import CifarResNet, Classifier
 
 
@@ -47,8 +47,8 @@ def test_a_resumed_run_goes_on_with_the_engine_it_had(tmp_path: Path) -> None:
     data = ragged_data()
     data.setup("fit")
     for name in ("sequential", "vectorized"):
-        settings = EngineSettings("auto", resumed=name)
-        assert build_engine(settings, ClientModel(mlp()), data, LocalWork(), [], seed=0).name == name
+        settings = EngineSettings("auto", resumed={"name": name})
+        assert build_training(settings, ClientModel(mlp()), data, LocalWork(), [], seed=0).engine.name == name
 
 
 def test_a_cohort_is_not_larger_than_a_round() -> None:
@@ -59,4 +59,4 @@ def test_a_cohort_is_not_larger_than_a_round() -> None:
         (EngineSettings("vectorized", cohort_size=9, clients_per_round=5), 9),
         (EngineSettings("sequential", cohort_size=9), 1),
     ):
-        assert build_engine(settings, ClientModel(mlp()), data, LocalWork(), [], seed=0).cohort_size == size
+        assert build_training(settings, ClientModel(mlp()), data, LocalWork(), [], seed=0).engine.cohort_size == size

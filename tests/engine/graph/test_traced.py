@@ -29,9 +29,9 @@ def test_a_step_that_reads_more_than_its_arguments_is_refused(tmp_path: Path) ->
     calls = []
     plain = module.training_step
 
-    def training_step(batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(batch: tuple[Tensor, Tensor]) -> Tensor:
         calls.append(0)
-        return plain(batch, batch_idx) * (1 + 0.1 * len(calls))
+        return plain(batch, 0) * (1 + 0.1 * len(calls))
 
     module.training_step = training_step
     with pytest.raises(TraceError, match="depends on something besides its batch and parameters"):
