@@ -58,6 +58,7 @@ class FederatedLoop:
         started = time.perf_counter()
         run = self.run
         run.training.start_round(number)
+        run.server.frozen = run.training.frozen
         round = self._select(number)
         self._download(round)
         for cohort in run.training.cohorts(round, run.server.buffers, run.server.counters):

@@ -24,6 +24,7 @@ class Server:
     Attributes:
         buffers: the model's floating-point buffers after the last round [B].
         counters: the model's integer buffers after the last round.
+        frozen: parameters that stay as they are [D] (bool); None for none.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Server:
         self._parameter = torch.nn.Parameter(vector.clone())
         self.buffers = vector.new_empty(0) if buffers is None else buffers
         self.counters = list(counters)
+        self.frozen: Tensor | None = None
         try:
             self.optimizer = optimizer([self._parameter])
         except (TypeError, ValueError) as error:
@@ -54,7 +56,15 @@ class Server:
         return type(self.optimizer) is torch.optim.SGD and not group["momentum"] and not group["weight_decay"]
 
     def step(self, update: Tensor) -> None:
-        """Move x along ``update`` [D], the aggregate of the clients' movements."""
+        """Move x along ``update`` [D], the aggregate of the clients' movements; what is frozen stays as it is."""
+        if self.frozen is not None:
+            # Clients do not move it, but momentum of earlier rounds would.
+            before = self.vector.clone()
+        self._step(update)
+        if self.frozen is not None:
+            self.vector.copy_(before.where(self.frozen, self.vector))
+
+    def _step(self, update: Tensor) -> None:
         group = self.optimizer.param_groups[0]
         if self.is_plain_sgd and not group["maximize"] and not self.optimizer._optimizer_step_pre_hooks:
             # What torch's SGD does, to the bit, without its bookkeeping.

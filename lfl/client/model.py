@@ -78,6 +78,7 @@ class ClientModel:
         self._bound: Tensor | None = None
         # Asking for tied weights at every call costs a walk through the module.
         self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
+        self._padding_rows = {} if self._is_tied else _padding_rows(module)
         self._frozen: frozenset[str] = frozenset()  # parameters without a gradient in this phase
         self._receiving = self.parameters
         self.global_feature_names = global_features
@@ -133,6 +134,8 @@ class ClientModel:
             gradients = self._accumulated(loss)
         else:
             gradients = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
+        # Those of sparse embeddings are rows and their numbers.
+        gradients = tuple(gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients)
         if len(gradients) == len(self.parameters):
             return torch.cat([gradient.reshape(-1) for gradient in gradients])
         parts = iter(gradients)
@@ -244,7 +247,7 @@ class ClientModel:
             else:
                 # One gradient with respect to the whole vector: what is detached gets zeros in it.
                 views = {
-                    f"module.{name}": view.detach() if name in self._frozen else view
+                    f"module.{name}": view.detach() if name in self._frozen else self._without_padding(name, view)
                     for name, view in self.layout.views(params).items()
                 }
                 loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
@@ -255,6 +258,14 @@ class ClientModel:
                 for term in self._loss_terms:
                     loss = term(client, loss)
         return loss, dict(self.recorder.values)
+
+    def _without_padding(self, name: str, view: Tensor) -> Tensor:
+        """A parameter without gradient in the row of an embedding that stands for padding.
+
+        torch's rule for embeddings under vmap forgets ``padding_idx`` for all clients but the first.
+        """
+        padding = self._padding_rows.get(name)
+        return view if padding is None else view.detach().where(padding.to(view.device), view)
 
     def _joined_parameters(self) -> Tensor:
         """The module's own parameters as one vector [D], with gradient."""
@@ -392,3 +403,13 @@ class ClientModel:
                 raise _AllFeaturesFound  # nobody reads what the rest of the step would compute
 
         layer.register_forward_hook(keep)
+
+
+def _padding_rows(module: nn.Module) -> dict[str, Tensor]:
+    """Masks [V, 1] of the rows that stand for padding, by the names of the embeddings' parameters."""
+    embeddings = {f"{name}.weight": m for name, m in module.named_modules() if isinstance(m, nn.Embedding)}
+    return {
+        name.removeprefix("."): (torch.arange(m.num_embeddings) == m.padding_idx)[:, None]
+        for name, m in embeddings.items()
+        if m.padding_idx is not None
+    }

@@ -176,13 +176,16 @@ def _watched_clock(reads: set[str]) -> Iterator[None]:
         if (is_clock or is_date) and not any(part in frame.f_code.co_filename for part in _LIBRARIES):
             reads.add("the clock")
 
-    before, collects = sys.getprofile(), gc.isenabled()
+    if sys.getprofile() is not None:  # somebody else's profiler, which may not be put back by everyone
+        yield
+        return
+    collects = gc.isenabled()
     gc.disable()  # what others have hung into the collector would run in the midst of the step
     sys.setprofile(note)
     try:
         yield
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
         if collects:
             gc.enable()
 

@@ -53,6 +53,7 @@ class LocalTraining:
     Attributes:
         engine: computes the steps now.
         generation: counts the engines so far.
+        frozen: parameters that no client trains now [D] (bool); None for none.
     """
 
     def __init__(
@@ -278,6 +279,9 @@ class LocalTraining:
         self._path = path
         self._check_trained()
         self.engine: LocalEngine = path.engine(self._model, self._data, self._work, self._callbacks, self._seed)
+        names = self._model.names_of(["*"])
+        device = self._model.parameters[0].device
+        self.frozen = None if names is None else ~self._model.layout.select(names).to(device)
         self.generation += 1
         self._seen = self._module_state()
 
