@@ -30,10 +30,10 @@ class _Held:
     """A tensor as it was: the same object, not written into since. Holding it keeps its address from being reused."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor, _version(tensor)
+        self._tensor, self._content = tensor, _content(tensor)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self._tensor is other._tensor and self._version == other._version
+        return isinstance(other, _Held) and self._tensor is other._tensor and self._content == other._content
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -98,6 +98,10 @@ def _is_opaque(value: object) -> bool:
     return type(value).__module__.split(".")[0] in _OPAQUE
 
 
-def _version(tensor: Tensor) -> int:
-    # Tensors of inference mode count no writes.
-    return 0 if tensor.is_inference() else tensor._version
+def _content(tensor: Tensor) -> tuple[Any, ...]:
+    # Both, since writes through `.data` are not counted, nor those to tensors of inference mode, and a sum may stay.
+    version = 0 if tensor.is_inference() else tensor._version
+    if tensor.is_sparse or tensor.is_meta or tensor.is_complex() or not tensor.numel():
+        return (version,)
+    numbers = tensor.detach().double().flatten()
+    return version, repr(float(numbers.sum())), repr(float(numbers @ numbers))
