@@ -101,7 +101,8 @@ def _is_opaque(value: object) -> bool:
 def _content(tensor: Tensor) -> tuple[Any, ...]:
     # Both, since writes through `.data` are not counted, nor those to tensors of inference mode, and a sum may stay.
     version = 0 if tensor.is_inference() else tensor._version
-    if tensor.is_sparse or tensor.is_meta or tensor.is_complex() or not tensor.numel():
+    try:
+        numbers = tensor.detach().double().flatten()
+        return version, repr(float(numbers.sum())), repr(float(numbers @ numbers))
+    except (RuntimeError, NotImplementedError):  # without numbers: sparse, on no device, or left over from vmap
         return (version,)
-    numbers = tensor.detach().double().flatten()
-    return version, repr(float(numbers.sum())), repr(float(numbers @ numbers))

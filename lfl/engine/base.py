@@ -102,10 +102,11 @@ class LocalEngine(ABC):
         self.compiles = False
         self.watch: StepWatch | None = None
         self.failure: StepFailure | None = None
+        self.phase = 0  # of the local work, at the moment
         self._callbacks = callbacks
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
-        self._is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
+        self.is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
         self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
         self._buffer: Tensor | None = None  # memory of the last cohort's rows, to be used again
         self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with the settings they were built from
@@ -314,6 +315,7 @@ class LocalEngine(ABC):
     def _train_phase(self, cohort: Cohort, phase: CohortPhase, gradient: Gradient, logs: StepLogs) -> None:
         """Take the steps of one phase; parameters that the phase does not train stay as they are."""
         descends = self._descends(cohort, phase)
+        self.phase = phase.index
         with self.model.training_only(self.trained[phase.index]):
             for step in self._local_steps(cohort, phase, logs):
                 cohort.step = step.number
@@ -328,7 +330,7 @@ class LocalEngine(ABC):
     def _local_steps(self, cohort: Cohort, phase: CohortPhase, logs: StepLogs) -> Iterator[LocalStep]:
         """Yield the steps of one phase, with their batches."""
         server = cohort.round.server
-        is_random = self.model.traits.random_operations or bool(self.model.traits.host_draws)
+        is_random = self.model.traits.random_operations
         # If the model draws nothing, keys are not read and need not be computed; any [C] integers will do.
         keys = self._feed.keys("model", cohort, phase) if is_random else cohort.ids.to(cohort.values.device)
         batches = self._feed.of_phase(cohort, phase, self._padding(cohort, phase))
@@ -372,7 +374,7 @@ class LocalEngine(ABC):
 
     @property
     def _may_record_descents(self) -> bool:
-        return self.may_descend and not self._is_wrapped
+        return self.may_descend and not self.is_wrapped
 
     def _descends(self, cohort: Cohort, phase: CohortPhase) -> bool:
         """Whether a recording can take the whole step: nothing else happens but ``values -= rate * gradient``."""

@@ -20,6 +20,8 @@ class SequentialEngine(LocalEngine):
 
     name: Literal["sequential", "vectorized"] = "sequential"
 
+    _address: tuple[int | str, ...] = ()  # of the client's draws that take no key
+
     @cached_property
     def _generators(self) -> HostGenerators:
         return HostGenerators(*self.model.module.modules())
@@ -34,9 +36,9 @@ class SequentialEngine(LocalEngine):
 
     @override
     def compute_step(self, params: Tensor, input: StepInput) -> StepResult:
-        if self.model.traits.host_draws:
+        if self.is_wrapped:
             # By the step, so that a second pass of the same step (SAM) draws the same numbers.
-            self._generators.seed(int(input.keys[0]))
+            self._generators.seed(*self._address, self.phase, input.number)
         return plain_step(self.model, params, input)
 
     @override
@@ -63,7 +65,8 @@ class SequentialEngine(LocalEngine):
         # on who was trained before. Always, since a step may begin to draw in any round; but not where steps are
         # recorded, which must not draw at all.
         if not self.is_recorded:
-            self._generators.seed(self.seed, "client", cohort.round.number, int(cohort.ids[0]))
+            self._address = self.seed, "client", cohort.round.number, int(cohort.ids[0])
+            self._generators.seed(*self._address)
 
     @override
     def collect(self, cohort: Cohort) -> None:
