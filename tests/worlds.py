@@ -40,12 +40,9 @@ def images(count: int = 120, side: int = 8, num_classes: int = 4, seed: int = 0)
 
 def ragged_data(num_clients: int = 8, batch_size: int = 5, **options: Any) -> FederatedDataModule:
     """Clients of very different sizes, some with a single example, most with a last partial batch."""
-    return FederatedDataModule(
-        source=DatasetSource(images(), images(40, seed=1), num_classes=4),
-        num_clients=num_clients,
-        batch_size=batch_size,
-        **{"partitioner": DirichletPartitioner(alpha=0.3), **options},
-    )
+    source = options.pop("source", None) or DatasetSource(images(), images(40, seed=1), num_classes=4)
+    options = {"partitioner": DirichletPartitioner(alpha=0.3), **options}
+    return FederatedDataModule(source=source, num_clients=num_clients, batch_size=batch_size, **options)
 
 
 def mlp(dropout: float = 0.0, hidden: int = 12, seed: int = 0, **options: Any) -> Classifier:

@@ -96,6 +96,8 @@ def why_not_recorded(model: ClientModel) -> str | None:
     """What a step does besides computing results from tensors; None for nothing that has been seen."""
     if model.traits.side_effect is not None:
         return f"it {model.traits.side_effect}"
+    if model.traits.needs_backward:
+        return "some of its gradients come from `backward` only, as those of reentrant checkpoints do"
     if model.traits.reads:
         return f"it reads {model.traits.reads[0]}, which is not the same at every step"
     return None

@@ -6,7 +6,7 @@ from torch import Tensor, fx
 from typing_extensions import override
 
 from lfl.client.step import StepInput, StepResult
-from lfl.engine.graph.record import leaves_of, record
+from lfl.engine.graph.record import leaves_of
 from lfl.engine.graph.replay import Replay
 from lfl.engine.graph.traced import DIFFERS, TracedStep, TraceError, shape_of
 
@@ -45,7 +45,7 @@ class CompiledStep(TracedStep):
 
     def _compile(self, params: Tensor, input: StepInput, leaves: list[Tensor]) -> tuple[Replay, tuple[str, ...]]:
         """The kernels for one shape, and the names of what is logged."""
-        recorded, names = record(self._step, params, input)
+        recorded, names = self._record(params, input)
         recorded.recompile()
         replay = _compiled(recorded, on_gpu=leaves[0].device.type == "cuda")
         try:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from lfl.client.step import StepFunction, StepInput, StepResult
@@ -46,7 +46,7 @@ class TracedStep:
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._recorded:
-            recorded, names = record(self._step, params, input)
+            recorded, names = self._record(params, input)
             self._recorded[shape] = replay_of(recorded), names
             return self._computed(params, input)
         replay, names = self._recorded[shape]
@@ -56,6 +56,22 @@ class TracedStep:
             _compare(result, self._computed(params, input))
             self._trusted.add(shape)
         return result
+
+    def _record(
+        self, params: Tensor, input: StepInput, descend: bool = False
+    ) -> tuple[fx.GraphModule, tuple[str, ...]]:
+        """Record the step; raises TraceError if that cannot be done, or the step's own error if it has one."""
+        try:
+            return record(self._step, params, input, descend)
+        except torch.OutOfMemoryError:
+            raise  # a smaller cohort may fit
+        except Exception as failure:
+            self._computed(params, input)
+            reason = str(failure).strip().splitlines()[0][:200]
+            raise TraceError(
+                f"`trace_steps` cannot record the step of this module ({type(failure).__name__}: {reason}). Leave it "
+                "out."
+            ) from failure
 
     def _computed(self, params: Tensor, input: StepInput) -> StepResult:
         """The step itself, of the number that recordings have."""
@@ -71,7 +87,7 @@ class TracedStep:
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._descents:
-            recorded, names = record(self._step, params, input, descend=True)
+            recorded, names = self._record(params, input, descend=True)
             self._descents[shape] = replay_of(recorded), names
             self._check_descent(shape, leaves, self._computed(params, input))
         return self._replay_descent(shape, leaves, rate)
