@@ -13,7 +13,7 @@ from worlds import Stock, equal_data, ragged_data
 from lfl.data import FederatedDataModule, TensorData
 from lfl.data.sources import Source
 
-BOTH = frozenset({"vectorized", "recorded"})
+ALL = frozenset({"vectorized", "recorded", "vectorized and recorded"})
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Brought:
     """A module, its data, and which ways are right for it."""
 
     make: Callable[[], Stock]
-    ways: frozenset[str] = BOTH
+    ways: frozenset[str] = ALL
     is_padded: bool = False
     source: type[Source] | None = None
 
@@ -217,7 +217,7 @@ BROUGHT: dict[str, Brought] = {
     "sum": Brought(net(lambda z, y: F.cross_entropy(z, y, reduction="sum") / 16)),
     "root of mse": Brought(net(lambda z, y: F.mse_loss(z, torch.eye(4).to(z)[y]).sqrt())),
     "one_hot, which looks at its numbers": Brought(
-        net(lambda z, y: F.mse_loss(z, F.one_hot(y, 4).to(z))), frozenset({"vectorized"}), is_padded=True
+        net(lambda z, y: F.mse_loss(z, F.one_hot(y, 4).to(z))), ALL - {"recorded"}, is_padded=True
     ),
     "standardised in the batch": Brought(net(lambda z, y: F.cross_entropy(z - z.mean(0), y))),
     "contrastive": Brought(net(contrastive)),
