@@ -36,6 +36,7 @@ class FederatedLoop:
         """Run round after round, until the last one or until a stop is requested."""
         run = self.run
         stopping = any(run.processes.gather(run.stop_request.should_stop))
+        first = run.progress.round + 1
         while run.progress.round < run.max_rounds and not stopping:
             # To a LightningModule a round is an epoch; what its hooks log belongs to the round.
             logged = run.model.call_hook("on_train_epoch_start")
@@ -45,6 +46,8 @@ class FederatedLoop:
             metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
             # Before the checkpoint, which holds the rates of the next round.
             run.rates.step(round.number, metrics, run.is_evaluation_due(round.number))
+            if round.number == first:
+                run.try_checkpoint()
             self._write(round.number, metrics)
             # A signal may reach the processes in different rounds. Whether this round is the last was decided by its
             # sums, which are the same on all of them; with one process there is nobody to agree with.

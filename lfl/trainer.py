@@ -196,6 +196,7 @@ class FederatedTrainer(LightningFacade):
             callback.on_fit_start(self, model)  # type: ignore[arg-type]
         model.on_fit_start()
         client_model.call_hook("on_train_start")
+        run.try_checkpoint(is_begun=False)
         with GracefulSignals(run.stop_request, self.display.message):
             self._run_rounds(run)
         signal = max(self._processes.gather(run.stop_request.signal))  # perhaps only one process got it
