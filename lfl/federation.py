@@ -41,7 +41,7 @@ class Federation(ABC):
     ``store``, and what came by the wire (``cohort.received``), and never look at ``server``.
 
     A callback may write: its own slots of ``store``; ``ledger``, by its methods; ``server.vector``, in
-    ``on_run_start`` and ``on_server_step``; and it may call ``stop``. Everything else is the loop's.
+    ``on_run_start`` and ``on_server_step``; ``directions``; and it may call ``stop``. Everything else is the loop's.
 
     Attributes:
         seed: seed of all draws; ``keys`` and ``generator`` draw from it.
@@ -89,6 +89,11 @@ class Federation(ABC):
     def layout(self) -> ParameterLayout:
         """Where each parameter lies in a vector [D]."""
         return self.model.layout
+
+    @property
+    def directions(self) -> dict[str, int]:
+        """Whether metrics should be large (1) or small (-1), by name, where more is known than the name."""
+        return self.model.recorder.directions
 
     @property
     def device(self) -> torch.device:

@@ -318,10 +318,11 @@ class FederatedLoop:
         if run.processes.is_first:
             for logger in run.loggers:
                 logger.log_metrics(metrics, step=round_number)
-        run.summary.update(round_number, metrics)
+        run.summary.update(round_number, metrics, run.directions)
         run.display.round_done(round_number, metrics)
         if run.checkpointing is not None:
-            for name in run.checkpointing.due_after(round_number, metrics, is_final=round_number == run.max_rounds):
+            is_final = round_number == run.max_rounds
+            for name in run.checkpointing.due_after(round_number, metrics, is_final, run.directions):
                 run.save(name)
 
     def _codecs(self, round: Round) -> list[FederatedCallback]:
