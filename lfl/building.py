@@ -225,6 +225,6 @@ class RunBuilder:
         directory = folder / "clients" if kind == "memmap" else None
         store = ClientStore(self._num_clients, kind, self._processes.device, directory, shard=self._processes.rank)
         if self._settings.buffer_policy == "client" and buffers.numel():
-            # NaN marks the clients that have no buffers yet: they start with the server's.
+            # Clients that have no buffers yet start with the server's; to readers of the slot, NaN marks them.
             store.declare("buffers", buffers.numel(), buffers.dtype, fill=float("nan"))
         return store

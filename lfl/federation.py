@@ -121,8 +121,8 @@ class Federation(ABC):
         if self.buffer_policy != "client" or not self.server.buffers.numel():
             return shared
         kept = self.store.gather("buffers", ids)
-        # The slot is filled with nan: such a row was never written, and its client starts from the server's buffers.
-        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)
+        is_kept = self.store.has_rows("buffers", ids)[:, None].to(kept.device)
+        return torch.where(is_kept, kept, shared)
 
     def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
         """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""

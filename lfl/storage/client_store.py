@@ -123,6 +123,16 @@ class ClientStore:
             result.index_copy_(0, where.to(self.device), slot.storage.read(rows[where]))
         return result
 
+    def has_rows(self, name: str, ids: Tensor) -> Tensor:
+        """Mask [C] (bool, on the CPU) of those clients ``ids`` [C] whose row in slot ``name`` was written.
+
+        Raises:
+            ValueError: the slot or an id is unknown.
+        """
+        slot = self._slot(name)
+        self._check_ids(ids)
+        return slot.index.rows_of(ids) >= 0
+
     @torch.no_grad()
     @torch.inference_mode(False)  # a tensor made in inference mode cannot be changed outside of it
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
