@@ -31,7 +31,7 @@ def check_number(
         whole: whether the value must be an int.
     """
     # bool is a subclass of int, and inf and nan are floats: none of them is a number here. Those of numpy are.
-    kind = Integral if whole else Real
+    kind: Any = Integral if whole else Real
     is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     if is_number and (least is None or value >= least) and (above is None or value > above):
         return

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from typing_extensions import override
 
+from lfl import hooks
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
 from lfl.client.work import LocalPhase
@@ -108,7 +109,7 @@ class Run(Federation):
     def personal_models(self, ids: Tensor) -> Tensor:
         params = self.server.vector.repeat(len(ids), 1)
         for callback in self._personalizing:
-            callback.personalize(ids, params)
+            hooks.personalize(callback, ids, params)
         return params
 
     @override

@@ -189,7 +189,8 @@ class FederatedTrainer(LightningFacade):
             callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
         # First `on_run_start`, where callbacks make their state and declare slots, then the state of the checkpoint.
         for federated in run.callbacks:
-            federated.on_run_start(run)
+            with run.store.claimed_by(federated):
+                federated.on_run_start(run)
         if saved is not None and path is not None:
             run.load_state_dict(saved, path.resolve().parent.parent)
         for callback in run.callbacks:

@@ -101,6 +101,9 @@ class Kept(FederatedCallback):
     def state_dict(self) -> dict[str, Any]:
         return self.state
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict
+
 
 def test_what_a_checkpoint_cannot_hold_is_refused_before_the_first_round(tmp_path: Path) -> None:
     callback, rounds = Kept(), Rounds()
@@ -131,6 +134,9 @@ class Later(FederatedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         return {"direction": self.direction}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.direction = state_dict["direction"]
 
 
 def test_a_state_that_is_made_in_a_round_is_waited_for(tmp_path: Path) -> None:

@@ -175,6 +175,11 @@ class LocalOptimizer:
         return rate if is_plain else None
 
     @property
+    def values(self) -> Tensor:
+        """The rows that it steps: parameters [C, D], or coordinates [C, R]."""
+        return self._values
+
+    @property
     def steps_module(self) -> bool:
         """Whether it steps the module's own parameters, because it is not elementwise."""
         return not self._stacked

@@ -173,7 +173,7 @@ def _decide_padding(engine: VectorizedEngine, data: FederatedData, batch: Any, k
     ids, sizes, steps = _typical_clients(engine, data, per_round)
     is_even = int(data.client_sizes.min()) == int(data.client_sizes.max())
     engine.may_descend = is_even
-    if is_even or engine.work.sampling == "replacement":
+    if is_even or engine.work.sampling == "replacement" or not len(ids):
         return
     grouped, padded = 0, 0
     for rows in engine.order(ids, steps, sizes).split(engine.cohort_size):
