@@ -210,8 +210,10 @@ def check_tensor(owner: FederatedCallback, hook: str, what: str, value: Any, sha
 
 def _call(owner: FederatedCallback, hook: str, *arguments: Any) -> None:
     """Call a hook whose result nobody reads, and refuse a tensor that it returns."""
-    result = getattr(owner, hook)(*arguments)
-    if isinstance(result, Tensor | Payload):
+    method = getattr(owner, hook)
+    result = method(*arguments)
+    # A lambda returns what it has done: `lambda self, round: round.update.mul_(2)`.
+    if isinstance(result, Tensor | Payload) and getattr(method, "__name__", "") != "<lambda>":
         written = {"on_aggregate": "set `round.update`", "personalize": "write into `params` in place"}
         advice = written.get(hook, "change `cohort.values` in place")
         raise ValueError(f"`{_name(owner)}.{hook}` returned {_kind(result)}, which nobody reads: {advice}.")
@@ -219,11 +221,11 @@ def _call(owner: FederatedCallback, hook: str, *arguments: Any) -> None:
 
 def _refuse(maker: str, what: str, value: Any, shape: Sequence[int | str]) -> None:
     wanted = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-    raise ValueError(f"`{maker}`: {what} must be a tensor of shape {wanted}, got {_kind(value)}.")
+    raise ValueError(f"`{maker}`: {what} must be a tensor of shape {wanted}, got {_kind(value, 'one')}.")
 
 
-def _kind(value: Any) -> str:
-    return f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+def _kind(value: Any, tensor: str = "a tensor") -> str:
+    return f"{tensor} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _name(owner: FederatedCallback) -> str:

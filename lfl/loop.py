@@ -72,7 +72,7 @@ class FederatedLoop:
             if not run.engine.train(cohort, run.rates):
                 self._report_smaller_cohorts(len(cohort))
                 continue
-            hooks.check_rows(self._hooks["on_step_end"] + self._hooks["wrap_gradient"], cohort)
+            hooks.check_rows(self._hooks["on_step_end"] or self._hooks["wrap_gradient"], cohort)
             # Before the upload: a hook of it might write NaN into the client store.
             self._drop_nonfinite(cohort)
             self._upload(cohort)
