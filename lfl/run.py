@@ -248,14 +248,16 @@ class Run(Federation):
         """
         if self.checkpointing is None:
             return
-        state: dict[str, Any] = {}
-        for name, part in self.stateful.items():
+        for callback in self.callbacks:
             try:
-                state[name] = part.state_dict()
+                own = callback.state_dict()
             except Exception:
-                # A callback may make its state in a round; with a round behind it, the error is its own.
-                if is_begun or name not in ("callbacks", "observers"):
+                if is_begun:
                     raise
+                continue  # it may make its state in a round
+            check_savable(own, f"`{type(callback).__name__}.state_dict()`")
+        others = {name: part for name, part in self.stateful.items() if name not in ("callbacks", "observers")}
+        state = {name: part.state_dict() for name, part in others.items()}
         state["state_dict"] = self.server_state_dict()
         for where, value in self._named_parts(state):
             check_savable(value, where)

@@ -140,6 +140,10 @@ class Later(FederatedCallback):
 
 
 def test_a_state_that_is_made_in_a_round_is_waited_for(tmp_path: Path) -> None:
+    callback = Kept()
+    callback.state = {"mine": object()}
+    with pytest.raises(TypeError, match=r"^`Kept.state_dict\(\)`\['mine'\] is a builtins.object"):
+        train([Later(), callback], tmp_path, checkpoint=Checkpointing(), max_rounds=0)
     trainer = train([Later()], tmp_path, checkpoint=Checkpointing())
     saved = load_checkpoint(Path(trainer.log_dir) / "checkpoints" / "last.ckpt")
     assert saved["callbacks"]["states"][0]["direction"].shape == trainer.server.vector.shape
