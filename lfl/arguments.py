@@ -4,6 +4,7 @@ The command line checks types and ranges by the annotations of the arguments.
 """
 
 import math
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,22 +23,23 @@ def check_number(
     """Raise ValueError unless ``value`` is a finite number, at least ``least`` and above ``above``, where given.
 
     Args:
-        owner: name of the class whose argument is checked.
+        owner: name of the class whose argument is checked; empty for an argument of the trainer.
         name: name of the argument.
         value: the value that was passed.
         least: smallest allowed value.
         above: bound that the value must exceed.
         whole: whether the value must be an int.
     """
-    # bool is a subclass of int, and inf and nan are floats: none of them is a number here.
-    kind = int if whole else (int, float)
+    # bool is a subclass of int, and inf and nan are floats: none of them is a number here. Those of numpy are.
+    kind: Any = Integral if whole else Real
     is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     if is_number and (least is None or value >= least) and (above is None or value > above):
         return
     limits = [f"at least {least:g}"] if least is not None else []
     limits += [f"greater than {above:g}"] if above is not None else []
     wanted = "a whole number" if whole else "a number"
-    raise ValueError(f"`{name}={value}` of {owner} must be {' '.join([wanted, *limits])}.")
+    wanted += " of" if least is not None else ""
+    raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be {' '.join([wanted, *limits])}.")
 
 
 def fresh_default(value: T) -> T:

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lfl.aggregation import Server
+from lfl.aggregation.aggregator import check_adds_up
 from lfl.callback import FederatedCallback, check_stack
 from lfl.client.evaluation import Evaluator
 from lfl.client.model import ClientModel
@@ -48,6 +49,7 @@ _UNCALLED_HOOKS = (
     "on_validation_batch_start",
     "on_validation_batch_end",
 )
+_FIRST_ROUNDS = 20  # of which one is expected to have clients
 # Arguments of the data module that change no number: the partition itself is compared by its fingerprint.
 _IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
 
@@ -89,6 +91,8 @@ class RunBuilder:
         settings.participation.check(self._num_clients)
         if settings.system is not None:
             settings.system.check(self._num_clients)
+        if self._processes.count > 1:
+            check_adds_up(settings.aggregator, model.layout.dim)
         # `names_of` is None for a phase that trains all parameters.
         has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
         check_stack(self._callbacks, model.layout, has_frozen_phases)
@@ -135,7 +139,7 @@ class RunBuilder:
         engine_settings = EngineSettings(
             settings.engine,
             cohort_size=settings.cohort_size or saved_choice.get("cohort_size"),
-            clients_per_round=len(settings.participation.select(1, self._num_clients, settings.seed)),
+            clients_per_round=self._clients_per_round(),
             trace_steps=settings.trace_steps,
             resumed=saved_choice or None,
         )
@@ -149,6 +153,13 @@ class RunBuilder:
             # All processes must choose alike, and what they measure differs: the first process decides.
             ask=self._processes.ask_first,
         )
+
+    def _clients_per_round(self) -> int:
+        """About how many clients take part in a round: as many as in the first one that has any."""
+        settings = self._settings
+        numbers = range(1, min(settings.max_rounds, _FIRST_ROUNDS) + 1)
+        counts = (len(settings.participation.select(n, self._num_clients, settings.seed)) for n in numbers)
+        return next(filter(None, counts), 1)
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -229,6 +240,7 @@ class RunBuilder:
         directory = folder / "clients" if kind == "memmap" else None
         store = ClientStore(self._num_clients, kind, self._processes.device, directory, shard=self._processes.rank)
         if self._settings.buffer_policy == "client" and buffers.numel():
-            # NaN marks the clients that have no buffers yet: they start with the server's.
-            store.declare("buffers", buffers.numel(), buffers.dtype, fill=float("nan"))
+            # Clients that have no buffers yet start with the server's; to readers of the slot, NaN marks them.
+            with store.claimed_by("trainer.buffers=client"):
+                store.declare("buffers", buffers.numel(), buffers.dtype, fill=float("nan"))
         return store

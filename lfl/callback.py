@@ -22,7 +22,9 @@ from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace.base import Basis
 
-_LIGHTNING_HOOKS = {"on_fit_start", "on_fit_end"}  # those that lfl calls
+_LIGHTNING_HOOKS = {"on_fit_start", "on_fit_end", "setup", "state_dict", "load_state_dict"}  # those that lfl calls
+_LIGHTNING_OTHERS = {"teardown"}
+_NEAR = 0.8  # of two names that differ by a slip, such as `wrap_gradients`; `encode_rows` is a name of its own
 
 Gradient = Callable[[Tensor, LocalStep], Tensor]
 """A function of the parameters [A, D] (or coordinates [A, R]) of the A clients that still take steps, and of the step.
@@ -149,6 +151,19 @@ class FederatedCallback(Callback):
         """Log numbers of the round with ``round.log(name, value)``, after the server's evaluation if one is due."""
 
 
+_HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
+_ATTRIBUTES = {"linear", "features", "global_features", "is_unique", "observes", "whole_model"}
+# Hooks that are called only if their class overrides them; the others are called wherever they are.
+_DISPATCHED = _HOOKS - _LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
+# Hooks that do nothing without another one, and what happens then.
+_PARTNERS = {
+    "decode": ("encode", "is never called"),
+    "ends_encoding": ("encode", "is never called"),
+    "state_dict": ("load_state_dict", "is saved and never restored: a resumed run starts it from scratch"),
+    "load_state_dict": ("state_dict", "is given nothing"),
+}
+
+
 def overrides(callback: FederatedCallback, hook: str) -> bool:
     """Return whether ``callback`` implements ``hook``."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
@@ -225,21 +240,61 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
             f"{personal[0]} and {whole[0]} have no meaning together: {whole[0]} needs all parameters to be shared."
         )
     for callback in stack:
+        _check_hooks(callback)
         _warn_of_uncalled_hooks(callback)
         callback.check(layout)
         callback.check_stack(stack)
 
 
+def _check_hooks(callback: FederatedCallback) -> None:
+    """Refuse hooks that cannot be called, or whose body would never run; raises ValueError."""
+    for name in sorted(_HOOKS):
+        hook = getattr(callback, name)
+        if not callable(hook):
+            raise ValueError(f"`{type(callback).__name__}.{name}` must be a method, got {hook!r}: leave it out.")
+        if inspect.isgeneratorfunction(hook) or inspect.iscoroutinefunction(hook):
+            raise ValueError(
+                f"`{type(callback).__name__}.{name}` has `yield` or `async`, so that a call does not run it: write an "
+                "ordinary method."
+            )
+
+
 def _warn_of_uncalled_hooks(callback: FederatedCallback) -> None:
-    """Warn of methods named like hooks that nobody calls: misspelt ones, and Lightning's hooks of steps and epochs."""
-    hooks = {name for name in vars(FederatedCallback) if name.startswith("on_")} | _LIGHTNING_HOOKS
-    kinds = type(callback).__mro__
-    defined = {
-        name for kind in kinds[: kinds.index(FederatedCallback)] for name in vars(kind) if name.startswith("on_")
-    }
-    for name in sorted(defined - hooks):
-        near = difflib.get_close_matches(name, hooks, 1)
+    """Warn of what looks like a hook and is never called: misspelt ones, Lightning's, and those in wrong places."""
+    kind = type(callback)
+    kinds = kind.__mro__
+    place = kinds.index(FederatedCallback)
+    defined = {name for own in kinds[:place] for name in vars(own)}
+    shadowed = {name for own in kinds[place:] if not issubclass(FederatedCallback, own) for name in vars(own)}
+    overridden = {name for name in _HOOKS if overrides(callback, name)}
+    for name in sorted(defined):
+        near = _near_hook(name, kind, overridden)
+        if name in _HOOKS or not (near or name.startswith("on_") or name in _LIGHTNING_OTHERS):
+            continue
+        use, what = ("read", "attribute") if near in _ATTRIBUTES else ("called", "hook")
         rank_zero_warn(
-            f"`{type(callback).__name__}.{name}` is never called: lfl has no such hook"
-            f"{f'; did you mean `{near[0]}`?' if near else '.'}"
+            f"`{kind.__name__}.{name}` is never {use}: lfl has no such {what}"
+            f"{f'; did you mean `{near}`?' if near else '.'}"
         )
+    for name in sorted(vars(callback).keys() & _DISPATCHED - overridden):
+        rank_zero_warn(f"`{name}` is set on an object of {kind.__name__} and never called: define it in the class.")
+    for name in sorted(_PARTNERS.keys() & overridden):
+        partner, outcome = _PARTNERS[name]
+        if partner not in overridden:
+            rank_zero_warn(f"`{kind.__name__}.{name}` {outcome}, for there is no `{partner}` beside it.")
+    for name in sorted(shadowed & _HOOKS - overridden):
+        rank_zero_warn(
+            f"`{kind.__name__}` inherits `{name}` from a class that comes after FederatedCallback, whose own hides it: "
+            "name that class first."
+        )
+
+
+def _near_hook(name: str, kind: type[FederatedCallback], overridden: set[str]) -> str | None:
+    """The hook or attribute that ``name`` of a class is probably meant for; None if it is a name of its own."""
+    if name.startswith("_") or hasattr(FederatedCallback, name):
+        return None
+    is_method = inspect.isroutine(inspect.getattr_static(kind, name))
+    # What is not a method may be a misspelt attribute: `observe = True`.
+    candidates = _HOOKS - overridden if is_method else _ATTRIBUTES - vars(kind).keys()
+    near = difflib.get_close_matches(name, candidates, 1, 0.6 if name.startswith("on_") else _NEAR)
+    return near[0] if near else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from jsonargparse.typing import PositiveInt
@@ -19,7 +20,8 @@ class Checkpointing:
     Args:
         every_n_rounds: number of rounds between checkpoints.
         monitor: name of a logged metric, such as ``val_acc``; none for no ``best.ckpt``.
-        mode: whether ``monitor`` should be large or small; auto decides by its name (loss and error small, acc large).
+        mode: whether ``monitor`` should be large or small; auto decides by the Metric object that is logged, or by its
+            name (loss and error small, acc large).
         keep_all: also keep a checkpoint ``round_000010.ckpt`` for each ``last.ckpt``.
     """
 
@@ -44,10 +46,23 @@ class Checkpointing:
         self.best = None
         self.saved_round = 0
 
-    def due_after(self, round_number: int, metrics: dict[str, float], is_final: bool) -> list[str]:
-        """Names of the checkpoint files to write after a round, in order."""
+    def due_after(
+        self,
+        round_number: int,
+        metrics: dict[str, float],
+        is_final: bool,
+        directions: Mapping[str, int] | None = None,
+    ) -> list[str]:
+        """Names of the checkpoint files to write after a round, in order.
+
+        Args:
+            round_number: the round.
+            metrics: what it logged.
+            is_final: whether it is the last one.
+            directions: whether metrics should be large or small, where that is known otherwise than by their names.
+        """
         names = []
-        if self._improves(metrics):
+        if self._improves(metrics, directions):
             self.best = metrics[str(self.monitor)]
             names.append("best.ckpt")
         if is_final or round_number % self.every_n_rounds == 0:
@@ -77,7 +92,7 @@ class Checkpointing:
         """Restore the state that ``state_dict`` returned."""
         self.best = state["best"]
 
-    def _improves(self, metrics: dict[str, float]) -> bool:
+    def _improves(self, metrics: dict[str, float], directions: Mapping[str, int] | None) -> bool:
         if self.monitor is None:
             return False
         # A round without evaluation does not log it; NaN is never better than a number.
@@ -86,5 +101,5 @@ class Checkpointing:
             return False
         if self.best is None:
             return True
-        is_larger_better = direction_of(str(self.monitor)) > 0 if self.mode == "auto" else self.mode == "max"
+        is_larger_better = direction_of(self.monitor, directions) > 0 if self.mode == "auto" else self.mode == "max"
         return value > self.best if is_larger_better else value < self.best

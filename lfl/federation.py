@@ -41,7 +41,7 @@ class Federation(ABC):
     ``store``, and what came by the wire (``cohort.received``), and never look at ``server``.
 
     A callback may write: its own slots of ``store``; ``ledger``, by its methods; ``server.vector``, in
-    ``on_run_start`` and ``on_server_step``; and it may call ``stop``. Everything else is the loop's.
+    ``on_run_start`` and ``on_server_step``; ``directions``; and it may call ``stop``. Everything else is the loop's.
 
     Attributes:
         seed: seed of all draws; ``keys`` and ``generator`` draw from it.
@@ -91,6 +91,11 @@ class Federation(ABC):
         return self.model.layout
 
     @property
+    def directions(self) -> dict[str, int]:
+        """Whether metrics should be large (1) or small (-1), by name, where more is known than the name."""
+        return self.model.recorder.directions
+
+    @property
     def device(self) -> torch.device:
         """The device of this process, which holds the vectors and rows."""
         return self.processes.device
@@ -116,8 +121,8 @@ class Federation(ABC):
         if self.buffer_policy != "client" or not self.server.buffers.numel():
             return shared
         kept = self.store.gather("buffers", ids)
-        # The slot is filled with nan: such a row was never written, and its client starts from the server's buffers.
-        return torch.where(torch.isnan(kept).any(dim=1, keepdim=True), shared, kept)
+        is_kept = self.store.has_rows("buffers", ids)[:, None].to(kept.device)
+        return torch.where(is_kept, kept, shared)
 
     def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
         """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""

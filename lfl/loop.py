@@ -7,15 +7,13 @@ import time
 import torch
 from torch import Tensor
 
+from lfl import hooks
 from lfl.callback import FederatedCallback, overrides
 from lfl.comm import Payload
+from lfl.hooks import NonFiniteUpdateError
 from lfl.processes.sums import ProcessSums
 from lfl.round import Cohort, Round, add_to
 from lfl.run import Run
-
-
-class NonFiniteUpdateError(RuntimeError):
-    """A client's update has NaN or inf, and ``on_nonfinite`` is ``stop``."""
 
 
 class FederatedLoop:
@@ -30,12 +28,15 @@ class FederatedLoop:
         # Only the callbacks that override a hook: the others cost nothing in a round.
         self._hooks = {name: [c for c in run.callbacks if overrides(c, name)] for name in _HOOKS}
         self._sums = ProcessSums(run.processes)
+        self._widths: dict[FederatedCallback | None, int] = {}  # of what codecs, and the aggregator (None), were given
         self._state_at_home = run.store.is_used
+        self._unlogged: OSError | None = None  # the first failure of a logger
 
     def run_rounds(self) -> None:
         """Run round after round, until the last one or until a stop is requested."""
         run = self.run
         stopping = any(run.processes.gather(run.stop_request.should_stop))
+        first = run.progress.round + 1
         while run.progress.round < run.max_rounds and not stopping:
             # To a LightningModule a round is an epoch; what its hooks log belongs to the round.
             logged = run.call_hook("on_train_epoch_start")
@@ -44,14 +45,20 @@ class FederatedLoop:
             logged |= run.call_hook("on_train_epoch_end")
             metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
             # Before the checkpoint, which holds the rates of the next round.
-            run.rates.step(round.number, metrics, run.is_evaluation_due(round.number))
+            # A round without updates trains nobody, and so lacks what training logs.
+            run.rates.step(round.number, metrics, bool(round.num_reported) and run.is_evaluation_due(round.number))
+            if round.number == first:
+                run.try_checkpoint()
             self._write(round.number, metrics)
             # A signal may reach the processes in different rounds. Whether this round is the last was decided by its
             # sums, which are the same on all of them; with one process there is nobody to agree with.
             stopping = run.stop_request.should_stop if run.processes.count == 1 else round.totals.num_stopping > 0
         if run.checkpointing is not None:
-            for name in run.checkpointing.due_at_end(run.progress.round):
-                run.save(name)
+            self._save(run.checkpointing.due_at_end(run.progress.round))
+        if (error := self._unlogged) is not None:
+            path = run.folder / "checkpoints" / "last.ckpt"
+            saved = f" Round {run.progress.round} is in {path}: go on with `--ckpt_path last`."
+            raise OSError(error.errno, f"{error.strerror or error}{saved if run.checkpointing else ''}") from error
 
     def run_round(self, number: int) -> Round:
         """Select, download, train, encode, aggregate, decode, step the server, evaluate, log."""
@@ -68,6 +75,7 @@ class FederatedLoop:
             if not run.training.train(cohort, run.rates):
                 self._report_smaller_cohorts(len(cohort))
                 continue
+            hooks.check_rows(self._hooks["on_step_end"] or self._hooks["wrap_gradient"], cohort)
             # Before the upload: a hook of it might write NaN into the client store.
             self._drop_nonfinite(cohort)
             self._upload(cohort)
@@ -84,6 +92,7 @@ class FederatedLoop:
         """Choose the clients of a round, and prepare it on the server."""
         run = self.run
         chosen = run.participation.select(number, run.num_clients, run.seed)
+        chosen = chosen if len(chosen) else chosen.long()  # `torch.tensor([])` is one of floats
         asked = run.participation.invited(chosen, number, run.num_clients, run.seed)
         # Clients without examples cannot train. Sorted, so that sums do not depend on the order of the draw.
         clients, invited = (ids[run.data.client_sizes[ids] > 0].sort().values for ids in (chosen, asked))
@@ -95,6 +104,7 @@ class FederatedLoop:
         for callback in self._hooks["coordinates"]:
             round.basis = callback.coordinates(round)
         run.aggregator.start()
+        self._widths = {}
         return round
 
     def _local(self, clients: Tensor) -> Tensor:
@@ -171,15 +181,21 @@ class FederatedLoop:
         totals = round.totals
         # Before the update is read: a hook may still change it, and adds the extra payloads.
         for callback in self._hooks["on_cohort_end"]:
-            callback.on_cohort_end(cohort)
+            with run.store.claimed_by(callback):
+                hooks.end_cohort(callback, cohort)
         payload = Payload.dense(cohort.delta)
-        for callback in self._codecs(round):
-            payload = callback.encode(cohort, payload)
+        codecs = self._codecs(round)
+        for callback in codecs:
+            self._widths[callback] = payload.values.shape[1]
+            with run.store.claimed_by(callback):
+                payload = hooks.encode(callback, cohort, payload)
         run.ledger.upload("update", payload)
         rows = payload.values
         # Only the codecs from the first non-linear one on; those before it decode the aggregate, once.
         for callback in reversed(self._per_client_codecs(round)):
-            rows = callback.decode(round, rows)
+            rows = hooks.decode(callback, round, rows, self._widths[callback])
+        self._widths[None] = rows.shape[1]
+        hooks.check_sent(self._hooks["on_cohort_end"] + codecs, cohort, rows)
         weights = run.aggregator.weights(cohort.num_examples)
         run.aggregator.add(rows, weights)
         sent = payload.bits_per_client()
@@ -245,15 +261,19 @@ class FederatedLoop:
         # All clients were dropped, or the round had none: there is no update, and the server stays where it is.
         if not totals.num_reported:
             return
-        update = run.aggregator.result().to(round.server.dtype)
+        update, maker = run.aggregator.result(), f"{type(run.aggregator).__name__}.result"
+        hooks.check_update(maker, "the aggregate", round, update, self._widths.get(None))
+        update = update.to(round.server.dtype)
         for callback in reversed(self._shared_codecs(round)):
-            update = callback.decode(round, update)
+            update, maker = hooks.decode(callback, round, update, self._widths.get(callback)), type(callback).__name__
+        width = len(round.server) if round.basis is None else round.basis.rank
+        hooks.check_update(maker, "the decoded aggregate", round, update, width)
         if round.basis is not None:
             round.update_coordinates = update
             update = round.basis.lift(update)
         round.update = update
         for callback in self._hooks["on_aggregate"]:
-            callback.on_aggregate(round)
+            hooks.aggregate(callback, round)
 
     def _as_row(self, counters: Tensor | None) -> Tensor | None:
         """This process's largest counters [n] as one row of a matrix [W, 1 + n], the other rows zero.
@@ -272,6 +292,7 @@ class FederatedLoop:
         run = self.run
         if round.update is not None:
             run.server.step(round.update)
+            hooks.check_server(["server_optimizer"], round, run.server.vector)
         # With plain SGD the model moved in the basis, which clients know: its coordinates are enough. Any other server
         # optimizer (momentum, Adam) may leave the basis, and the whole model must be sent.
         sent = round.update_coordinates if run.server.is_plain_sgd else None
@@ -279,6 +300,9 @@ class FederatedLoop:
         run.ledger.record_increment("model", bits, round.number)
         for callback in self._hooks["on_server_step"]:
             callback.on_server_step(round)
+        if self._hooks["on_server_step"]:
+            owners = [f"{type(callback).__name__}.on_server_step" for callback in self._hooks["on_server_step"]]
+            hooks.check_server(owners, round, run.server.vector)
 
     def _evaluate(self, round: Round) -> None:
         """Log what the training steps logged, and evaluate the server's model if it is due."""
@@ -317,14 +341,27 @@ class FederatedLoop:
         run = self.run
         # Logged before the checkpoint: a resumed run copies the rows of all rounds up to its checkpoint's, and a run
         # that is killed between the two must not lack one.
-        if run.processes.is_first:
-            for logger in run.loggers:
+        for logger in run.loggers if run.processes.is_first else ():
+            try:
                 logger.log_metrics(metrics, step=round_number)
-        run.summary.update(round_number, metrics)
+            except OSError as error:
+                # What memory holds is worth a checkpoint, perhaps on another disk than the log: stop as for a signal.
+                self._unlogged = self._unlogged or error
+                run.stop()
+        run.summary.update(round_number, metrics, run.directions)
         run.display.round_done(round_number, metrics)
         if run.checkpointing is not None:
-            for name in run.checkpointing.due_after(round_number, metrics, is_final=round_number == run.max_rounds):
-                run.save(name)
+            is_final = round_number == run.max_rounds
+            self._save(run.checkpointing.due_after(round_number, metrics, is_final, run.directions))
+
+    def _save(self, names: list[str]) -> None:
+        try:
+            for name in names:
+                self.run.save(name)
+        except OSError as error:
+            if self._unlogged is None:
+                raise
+            raise self._unlogged from error  # the first to fail
 
     def _codecs(self, round: Round) -> list[FederatedCallback]:
         """The codecs of a round, up to the first that keeps its payload from the codecs behind it."""
@@ -354,6 +391,8 @@ _HOOKS = (
     "on_round_start",
     "coordinates",
     "on_download",
+    "wrap_gradient",
+    "on_step_end",
     "on_cohort_end",
     "encode",
     "on_aggregate",

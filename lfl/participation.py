@@ -58,6 +58,7 @@ class UniformParticipation(Participation):
             )
         if clients_per_round < 1 and isinstance(clients_per_round, int):
             raise ValueError(f"`clients_per_round={clients_per_round}` must be at least 1.")
+        check_number("UniformParticipation", "rounds_per_draw", rounds_per_draw, least=1, whole=True)
         self.clients_per_round = clients_per_round
         self.rounds_per_draw = rounds_per_draw
 

@@ -127,13 +127,19 @@ class Round:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """What callbacks have added up over clients, float64, by name; complete from ``on_aggregate`` on."""
-        return self.totals.own
+        """What callbacks have added up over clients, float64, by name; complete from ``on_aggregate`` on.
+
+        Where nobody reported, every sum is zero.
+        """
+        return _Sums(self, self.totals.own)
 
     @property
     def received(self) -> dict[str, Tensor]:
-        """Sums over clients of the extra uploads, float64, by payload; complete from ``on_aggregate`` on."""
-        return self.totals.received
+        """Sums over clients of the extra uploads, float64, by payload; complete from ``on_aggregate`` on.
+
+        Where nobody reported, every sum is zero.
+        """
+        return _Sums(self, self.totals.received)
 
     @property
     def num_reported(self) -> int:
@@ -152,6 +158,23 @@ class Round:
     def accumulate(self, name: str, value: Tensor) -> None:
         """Add ``value`` to the sum over clients that becomes ``sums[name]``."""
         add_to(self.totals.own, name, value)
+
+
+class _Sums(dict[str, Tensor]):
+    """Sums of a round, by name. Over no clients they are zero; an unknown name of others is an error that says so."""
+
+    def __init__(self, round: Round, sums: dict[str, Tensor]) -> None:
+        super().__init__(sums)
+        self._round = round
+
+    def __missing__(self, name: str) -> Tensor:
+        if not self._round.num_reported:
+            return self._round.server.new_zeros((), dtype=torch.float64)
+        known = ", ".join(sorted(self)) or "none"
+        raise KeyError(
+            f"Nobody has added up {name!r} in round {self._round.number}; there are: {known}. "
+            "`sums.get(name, 0.0)` is zero where no client has added anything."
+        )
 
 
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

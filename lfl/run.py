@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from typing_extensions import override
 
+from lfl import hooks
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
 from lfl.client.module_state import ModuleState
@@ -24,6 +25,7 @@ from lfl.reporting.progress import ProgressDisplay
 from lfl.reporting.summary import RunSummary
 from lfl.storage.checkpoint_file import save_atomically
 from lfl.storage.fingerprint import describe
+from lfl.storage.plain import check_savable, to_plain
 
 
 class Stateful(Protocol):
@@ -118,7 +120,7 @@ class Run(Federation):
     def personal_models(self, ids: Tensor) -> Tensor:
         params = self.server.vector.repeat(len(ids), 1)
         for callback in self._personalizing:
-            callback.personalize(ids, params)
+            hooks.personalize(callback, ids, params)
         return params
 
     @override
@@ -200,7 +202,7 @@ class Run(Federation):
             # What follows serves people who read a checkpoint, Lightning's classes and `lfl test`. A resumed run takes
             # the parameters that are not trained from `state_dict`: the server has the others only.
             "round": self.progress.round,
-            "state_dict": {name: value.detach().cpu().clone() for name, value in self.server_state_dict().items()},
+            "state_dict": {name: _copied(value) for name, value in self.server_state_dict().items()},
             "model_class": f"{type(module).__module__}.{type(module).__qualname__}",
             "pytorch-lightning_version": lightning.__version__,
         }
@@ -242,12 +244,62 @@ class Run(Federation):
         # the rows of the old snapshot be overwritten. The barrier tells the other processes that it is replaced.
         tag = f"{name}@{self.progress.round}"
         state = self.state_dict(tag)
+        for where, part in self._named_parts(state):
+            to_plain(part, where)
         if self.processes.is_first:
             save_atomically(state, self.folder / "checkpoints" / name)
         self.processes.barrier()
         if name in self._live_tags:
             self.store.release(self._live_tags[name])
         self._live_tags[name] = tag
+
+    def try_checkpoint(self, is_begun: bool = True) -> None:
+        """Check that a checkpoint could be written now; every process must call it. Nothing is written.
+
+        Tried before the first round and after it, since a run may train for days before its first checkpoint is due.
+
+        Args:
+            is_begun: whether rounds have been run, so that every callback must have a state.
+
+        Raises:
+            TypeError: some part of the state cannot be saved or not be loaded; names the part, the place and the type.
+        """
+        if self.checkpointing is None:
+            return
+        for callback in self.callbacks:
+            try:
+                own = callback.state_dict()
+            except Exception:
+                if is_begun:
+                    raise
+                continue  # it may make its state in a round
+            check_savable(own, f"`{type(callback).__name__}.state_dict()`")
+        others = {name: part for name, part in self.stateful.items() if name not in ("callbacks", "observers")}
+        state = {name: part.state_dict() for name, part in others.items()}
+        state["state_dict"] = self.server_state_dict()
+        for where, value in self._named_parts(state):
+            check_savable(value, where)
+
+    def _named_parts(self, state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The parts of a state that users may have written, each with the name by which they know it."""
+        groups: list[tuple[str, str, list[str]]] = [
+            ("callbacks", "states", [type(c).__name__ for c in self.callbacks if not c.observes]),
+            ("observers", "states", [type(c).__name__ for c in self.callbacks if c.observes]),
+            ("loggers", "states", [type(logger).__name__ for logger in self.loggers]),
+            ("learning_rates", "schedulers", self.rates.schedulers),
+        ]
+        for group, key, owners in groups:
+            for owner, part in zip(owners, state.get(group, {}).get(key, ()), strict=False):
+                yield f"`{owner}.state_dict()`", part
+        for name in ("server", "checkpointing", "state_dict"):
+            owner = {"server": "server_optimizer", "state_dict": type(self.model.module).__name__}.get(name, name)
+            if name in state:
+                yield f"`{owner}.state_dict()`", state[name]
+
+
+def _copied(value: Any) -> Any:
+    """A tensor on the CPU; a module's state may have others too (``get_extra_state``)."""
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 class _Algorithms:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.optim import Optimizer
 
 from lfl.aggregation import Aggregator
-from lfl.arguments import check_choice
+from lfl.arguments import check_choice, check_number
 from lfl.checkpointing import Checkpointing
 from lfl.client.work import LocalPhase, LocalWork
 from lfl.federation import BufferPolicy
@@ -73,15 +73,8 @@ class Settings:
         counts = {"cohort_size": self.cohort_size, "check_val_every_n_rounds": self.check_val_every_n_rounds}
         for name, count in counts.items():
             if count is not None:
-                check_count(name, count)
-        if self.max_rounds < 0:
-            raise ValueError(f"`max_rounds={self.max_rounds}` must be at least 0.")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Raise ValueError unless ``value`` is a whole number of at least 1."""
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"`{name}={value}` must be a whole number of at least 1.")
+                check_number("", name, count, least=1, whole=True)
+        check_number("", "max_rounds", self.max_rounds, least=0, whole=True)
 
 
 def local_work(
@@ -101,7 +94,7 @@ def local_work(
     check_choice("", "local_sampling", sampling, ("epochs", "replacement"))
     for name, count in {"local_epochs": epochs, "local_steps": steps}.items():
         if count is not None:
-            check_count(name, count)
+            check_number("", name, count, least=1, whole=True)
     if clip_value is not None and clip_value <= 0:
         raise ValueError(f"`gradient_clip_val={clip_value}` must be greater than 0, or none for no clipping.")
     if epochs is not None and steps is not None:

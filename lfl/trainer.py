@@ -192,7 +192,8 @@ class FederatedTrainer(LightningFacade):
             callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
         # First `on_run_start`, where callbacks make their state and declare slots, then the state of the checkpoint.
         for federated in run.callbacks:
-            federated.on_run_start(run)
+            with run.store.claimed_by(federated):
+                federated.on_run_start(run)
         if saved is not None and path is not None:
             run.load_state_dict(saved, path.resolve().parent.parent)
         run.load_server_model()  # hooks see the server's model
@@ -200,6 +201,7 @@ class FederatedTrainer(LightningFacade):
             callback.on_fit_start(self, model)  # type: ignore[arg-type]
         run.call_hook("on_fit_start")
         run.call_hook("on_train_start")
+        run.try_checkpoint(is_begun=False)
         with GracefulSignals(run.stop_request, self.display.message):
             self._run_rounds(run)
         signal = max(self._processes.gather(run.stop_request.signal))  # perhaps only one process got it

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from jsonargparse import lazy_instance
 
@@ -20,8 +21,8 @@ def test_choices() -> None:
 @pytest.mark.parametrize(
     ("value", "limits", "message"),
     [
-        (0, {"least": 1, "whole": True}, "`n=0` of A must be a whole number at least 1."),
-        (1.5, {"least": 1, "whole": True}, "`n=1.5` of A must be a whole number at least 1."),
+        (0, {"least": 1, "whole": True}, "`n=0` of A must be a whole number of at least 1."),
+        (1.5, {"least": 1, "whole": True}, "`n=1.5` of A must be a whole number of at least 1."),
         (True, {"whole": True}, "`n=True` of A must be a whole number."),
         (0.0, {"above": 0}, "`n=0.0` of A must be a number greater than 0."),
         (math.nan, {}, "`n=nan` of A must be a number."),
@@ -38,6 +39,13 @@ def test_numbers_at_their_limits() -> None:
     check_number("A", "n", 1, least=1, whole=True)
     check_number("A", "n", 1e-300, above=0)
     check_number("A", "n", -3)
+    check_number("A", "n", np.int64(1), least=1, whole=True)
+    check_number("A", "n", np.float32(0.5), above=0)
+
+
+def test_an_argument_of_the_trainer_has_no_owner() -> None:
+    with pytest.raises(ValueError, match=r"^`n=0\.5` must be a whole number of at least 1\.$"):
+        check_number("", "n", 0.5, least=1, whole=True)
 
 
 def test_a_lazy_default_becomes_an_object_of_ones_own() -> None:

@@ -4,9 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contract.methods import METHODS
 from worlds import HEAD, mlp, train
 
-from lfl.callback import FederatedCallback, check_gradient, check_stack, overrides, refuse_lossy_codecs
+from lfl.callback import (
+    FederatedCallback,
+    _warn_of_uncalled_hooks,
+    check_gradient,
+    check_stack,
+    overrides,
+    refuse_lossy_codecs,
+)
 from lfl.callbacks import SSF, FedSub, PersonalParameters, Scaffold, Sign
 from lfl.client.layout import ParameterLayout
 from lfl.engine import LocalPhase
@@ -91,3 +99,98 @@ def test_the_base_does_nothing() -> None:
     assert base.ends_encoding(None) is False  # type: ignore[arg-type]
     assert base.linear
     assert (base.is_unique, base.observes, base.whole_model) == (False, False, False)
+
+
+def hooked(**names: Any) -> FederatedCallback:
+    return type("Mine", (FederatedCallback,), names)()  # type: ignore[no-any-return]
+
+
+def method(self: Any, *arguments: Any) -> Any:
+    return arguments[-1] if arguments else None
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["wrap_gradients"],
+            "^`Mine.wrap_gradients` is never called: lfl has no such hook; did you mean `wrap_gradient`",
+        ),
+        (["encode_"], "did you mean `encode`"),
+        (["coordinate"], "did you mean `coordinates`"),
+        (["client_losses"], "did you mean `client_loss`"),
+        (["personalise"], "did you mean `personalize`"),
+        (["on_agregate"], "did you mean `on_aggregate`"),
+        (["on_train_batch_end"], "^`Mine.on_train_batch_end` is never called: lfl has no such hook"),
+        (["teardown"], r"^`Mine.teardown` is never called: lfl has no such hook\.$"),
+        (["decode"], "^`Mine.decode` is never called, for there is no `encode` beside it"),
+        (["state_dict"], "^`Mine.state_dict` is saved and never restored: .*, for there is no `load_state_dict`"),
+        (["load_state_dict"], "^`Mine.load_state_dict` is given nothing, for there is no `state_dict` beside it"),
+    ],
+)
+def test_what_looks_like_a_hook_and_is_none_is_warned_of(names: list[str], message: str) -> None:
+    with pytest.warns(UserWarning, match=message) as warned:
+        check_stack([hooked(**dict.fromkeys(names, method))], LAYOUT, has_frozen_phases=False)
+    assert len(warned) == 1
+
+
+def test_misspelt_attributes_are_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match="^`Mine.observe` is never read: lfl has no such attribute; did you mean `observes"
+    ):
+        check_stack([hooked(observe=True)], LAYOUT, has_frozen_phases=False)
+
+
+def test_hooks_in_wrong_places_are_warned_of() -> None:
+    on_object = FederatedCallback()
+    on_object.on_round_end = lambda round: None  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="^`on_round_end` is set on an object of FederatedCallback and never called"):
+        check_stack([on_object], LAYOUT, has_frozen_phases=False)
+
+    class Mixin:
+        def on_round_end(self, round: Any) -> None: ...
+
+    class Hidden(FederatedCallback, Mixin):
+        pass
+
+    class Found(Mixin, FederatedCallback):
+        pass
+
+    with pytest.warns(UserWarning, match="^`Hidden` inherits `on_round_end` from a class that comes after"):
+        check_stack([Hidden()], LAYOUT, has_frozen_phases=False)
+    check_stack([Found()], LAYOUT, has_frozen_phases=False)
+
+
+def test_names_of_ones_own_are_left_alone() -> None:
+    names = ["encode_rows", "compress", "weights", "masks", "_encode", "check_entries", "helper", "gradients"]
+    used = {"encode": method, "decode": method, "encoded": method, "state_dict": method, "load_state_dict": method}
+    mine = hooked(**dict.fromkeys(names, method), **used, slot="a", feature_names=(), on=True)
+    mine.check = lambda layout: None  # type: ignore[method-assign]  # called wherever it is
+    check_stack([mine], LAYOUT, has_frozen_phases=False)
+
+
+def yielding(self: Any, round: Any) -> Any:
+    yield round
+
+
+async def waiting(self: Any, round: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (None, "^`Mine.on_round_end` must be a method, got None: leave it out"),
+        (True, "^`Mine.on_round_end` must be a method, got True"),
+        (yielding, "^`Mine.on_round_end` has `yield` or `async`"),
+        (waiting, "^`Mine.on_round_end` has `yield` or `async`"),
+    ],
+)
+def test_hooks_that_cannot_be_called_are_refused(hook: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_stack([hooked(on_round_end=hook)], LAYOUT, has_frozen_phases=False)
+
+
+def test_lfls_own_callbacks_are_not_warned_of() -> None:
+    for stack in METHODS.values():
+        for callback in stack():
+            _warn_of_uncalled_hooks(callback)

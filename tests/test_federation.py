@@ -44,6 +44,9 @@ def test_clients_start_from_the_buffers_they_have(tmp_path: Path) -> None:
     found = run.client_buffers(torch.tensor([0, 1]))
     assert torch.equal(found[0], run.store.gather("buffers", torch.tensor([0]))[0])
     assert torch.equal(found[1], run.server.buffers)
+    own = torch.full_like(found[:1], float("nan"))
+    run.store.scatter("buffers", torch.tensor([1]), own)
+    assert run.client_buffers(torch.tensor([1])).isnan().all()
     assert not torch.equal(found[0], found[1])
     shared = train([], tmp_path, batch_norm(), even_data(), **ONE_ROUND).run
     assert torch.equal(shared.client_buffers(torch.tensor([0, 1])), shared.server.buffers.expand(2, -1))

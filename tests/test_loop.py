@@ -1,17 +1,22 @@
 """The round: its hooks in order, a step on the pooled loss, what is not finite, and whose the model's buffers are."""
 
+import errno
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from worlds import ONE_ROUND, batch_norm, even_data, mlp, ragged_data, train
+from worlds import ONE_ROUND, Bystander, batch_norm, even_data, mlp, ragged_data, train
 
 from lfl.aggregation import MeanAggregator
-from lfl.callbacks import FederatedCallback
-from lfl.loop import NonFiniteUpdateError
+from lfl.callbacks import FederatedCallback, Scaffold
+from lfl.checkpointing import Checkpointing
+from lfl.hooks import NonFiniteUpdateError
+from lfl.loggers import CSVLogger
 from lfl.participation import FixedParticipation, FullParticipation
+from lfl.round import Round
 
 
 def test_batch_norm_statistics_are_averaged_and_counters_are_not(tmp_path: Path) -> None:
@@ -128,3 +133,62 @@ def test_linear_codecs_are_decoded_once_and_the_others_for_each_client(tmp_path:
     stack = [Codec("a", True), Codec("b", True), Codec("c", False), Codec("d", True)]
     train(stack, tmp_path, max_rounds=1, participation=FixedParticipation([[0, 3]]))
     assert decoded == [("d", 2), ("c", 2)] * 2 + [("b", 1), ("a", 1)]
+
+
+class Full(CSVLogger):
+    """Finds its disk full in a round."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(folder)
+        self.number = number
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if step == self.number:
+            raise OSError(errno.ENOSPC, "Cannot write metrics.csv: No space left on device.")
+        super().log_metrics(metrics, step)
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": Checkpointing(every_n_rounds=100), "max_rounds": 4}
+    with pytest.raises(
+        OSError,
+        match=r"^\[Errno \d+\] Cannot write metrics.csv: No space left on device\. Round 2 is in .*last.ckpt: go",
+    ):
+        train([Scaffold()], tmp_path / "a", logger=[Full(tmp_path / "other", 2)], **options)
+    resumed = train([Scaffold()], tmp_path / "a", ckpt_path="last", **options)
+    unbroken = train([Scaffold()], tmp_path / "b", **options)
+    assert torch.equal(resumed.server.vector, unbroken.server.vector)
+    files = [(Path(t.log_dir) / "metrics.csv").read_bytes() for t in (resumed, unbroken)]
+    assert files[0] == files[1]
+
+
+def test_the_first_failure_is_raised_though_the_checkpoint_fails_too(tmp_path: Path) -> None:
+    class Block(Bystander):
+        """Puts a file where checkpoints go."""
+
+        def on_round_start(self, round: Round) -> None:
+            (self.run.folder / "checkpoints").touch()
+
+    with pytest.raises(OSError, match=r"Cannot write metrics\.csv") as info:
+        train([Block()], tmp_path, logger=[Full(tmp_path / "other", 2)], checkpoint=Checkpointing(), max_rounds=4)
+    assert "last.ckpt" in str(info.value.__cause__)
+
+
+def test_the_csv_file_itself_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows come back in the run that goes on, as if nothing had happened."""
+    write = os.write
+
+    def limited(file: int, data: bytes) -> int:
+        if data.startswith(b"3,"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    options: dict[str, Any] = {"checkpoint": Checkpointing(every_n_rounds=100), "max_rounds": 5}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", limited)
+        with pytest.raises(OSError, match=r"Cannot write .*metrics.csv: No space left on device\. .* Round 3 is in"):
+            train([], tmp_path / "a", **options)
+    resumed = train([], tmp_path / "a", ckpt_path="last", **options)
+    unbroken = train([], tmp_path / "b", **options)
+    files = [(Path(t.log_dir) / "metrics.csv").read_bytes() for t in (resumed, unbroken)]
+    assert files[0] == files[1]

@@ -38,6 +38,12 @@ def test_a_count_or_share_that_cannot_be(count: float) -> None:
         UniformParticipation(count)
 
 
+@pytest.mark.parametrize("rounds", [0, -1, 1.5])
+def test_rounds_of_a_draw_that_cannot_be(rounds: int) -> None:
+    with pytest.raises(ValueError, match=f"`rounds_per_draw={rounds}` of UniformParticipation must be a whole number"):
+        UniformParticipation(2, rounds_per_draw=rounds)
+
+
 def test_participation_checks_the_number_of_clients() -> None:
     with pytest.raises(ValueError, match="`clients_per_round=11` but the data module has 10 clients"):
         UniformParticipation(11).check(10)

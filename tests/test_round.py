@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -151,3 +152,19 @@ def test_what_clients_know_is_what_the_message_holds() -> None:
     assert set(cohort.received) == {"model", "basis"}
     cohort.upload("extra", torch.ones(3, 1))
     assert list(cohort.uploads) == ["extra"]
+
+
+def test_sums_over_nobody_are_zero_and_unknown_names_are_said() -> None:
+    round = Round(3, torch.tensor([1]), torch.zeros(2), torch.tensor([1]), torch.tensor([1]))
+    for sums in (round.sums, round.received):
+        assert sums["a"].item() == 0.0
+        assert sums["a"].dtype == torch.float64
+        assert "a" not in sums
+    round.accumulate("a", torch.tensor(2.0))
+    round.totals.num_reported = 1
+    assert round.sums["a"].item() == 2.0
+    with pytest.raises(
+        KeyError, match=r"Nobody has added up 'b' in round 3; there are: a\. `sums.get\(name, 0\.0\)` is"
+    ):
+        round.sums["b"]
+    assert round.sums.get("b", 0.0) == 0.0

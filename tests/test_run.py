@@ -4,13 +4,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from kill import differing
-from worlds import mlp, train
+from worlds import Rounds, mlp, train
 
-from lfl.callbacks import Diagnostics, Scaffold
+from lfl.callbacks import Diagnostics, FederatedCallback, Proximal, Scaffold
 from lfl.checkpointing import Checkpointing
+from lfl.models import Classifier
+from lfl.round import Round
 from lfl.run import Progress
 from lfl.storage.checkpoint_file import load_checkpoint
 from lfl.trainer import FederatedTrainer
@@ -82,3 +85,86 @@ def test_when_the_server_is_evaluated(tmp_path: Path) -> None:
     assert [number for number in range(1, 6) if run.is_evaluation_due(number)] == [3, 5]
     run.val_dataloaders = None
     assert not run.is_evaluation_due(3)
+
+
+class Kept(FederatedCallback):
+    """Puts whatever it is given into its state, from a round on."""
+
+    def __init__(self, since: int = 0) -> None:
+        self.since = since
+        self.state: dict[str, Any] = {}
+
+    def on_round_end(self, round: Round) -> None:
+        if round.number >= self.since:
+            self.state = {"history": [object()]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    callback, rounds = Kept(), Rounds()
+    callback.state = {"mine": {"draws": np.random.default_rng(0)}}
+    with pytest.raises(
+        TypeError, match=r"^`Kept.state_dict\(\)`\['mine'\]\['draws'\] is a numpy.random.*Generator, whi"
+    ):
+        train([Proximal(), callback, rounds], tmp_path, checkpoint=Checkpointing())
+    assert rounds.kept == []
+    train([Proximal(), callback, rounds], tmp_path, checkpoint=None)
+    assert len(rounds.kept) == 3
+
+
+def test_what_comes_into_a_state_later_is_refused_as_soon_as_it_can_be_seen(tmp_path: Path) -> None:
+    """After round 1, though no checkpoint is due; or with the first checkpoint that would hold it."""
+    for since, done in ((1, 1), (3, 4)):
+        rounds = Rounds()
+        with pytest.raises(TypeError, match=r"^`Kept.state_dict\(\)`\['history'\]\[0\] is a builtins.object"):
+            train([Kept(since), rounds], tmp_path, max_rounds=6, checkpoint=Checkpointing(every_n_rounds=4))
+        assert len(rounds.kept) == done
+
+
+class Later(FederatedCallback):
+    """Has no state before its first round."""
+
+    def on_aggregate(self, round: Round) -> None:
+        self.direction = round.update
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"direction": self.direction}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.direction = state_dict["direction"]
+
+
+def test_a_state_that_is_made_in_a_round_is_waited_for(tmp_path: Path) -> None:
+    callback = Kept()
+    callback.state = {"mine": object()}
+    with pytest.raises(TypeError, match=r"^`Kept.state_dict\(\)`\['mine'\] is a builtins.object"):
+        train([Later(), callback], tmp_path, checkpoint=Checkpointing(), max_rounds=0)
+    trainer = train([Later()], tmp_path, checkpoint=Checkpointing())
+    saved = load_checkpoint(Path(trainer.log_dir) / "checkpoints" / "last.ckpt")
+    assert saved["callbacks"]["states"][0]["direction"].shape == trainer.server.vector.shape
+
+
+def test_the_state_of_a_module_is_tried_too(tmp_path: Path) -> None:
+    class Extra(Classifier):
+        extra: Any = np.float64(0.5)
+
+        def get_extra_state(self) -> Any:
+            return self.extra
+
+        def set_extra_state(self, state: Any) -> None:
+            self.extra = state
+
+    options: dict[str, Any] = {"checkpoint": Checkpointing(), "max_rounds": 1}
+    train([], tmp_path, Extra(mlp().backbone), **options)
+    resumed = Extra(mlp().backbone)
+    resumed.extra = None
+    train([], tmp_path, resumed, ckpt_path="last", **{**options, "max_rounds": 2})
+    assert resumed.extra == 0.5
+    resumed.extra = object()
+    with pytest.raises(TypeError, match=r"^`Extra.state_dict\(\)`\['_extra_state'\] is a builtins.object"):
+        train([], tmp_path, resumed, **options)

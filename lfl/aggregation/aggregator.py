@@ -1,5 +1,6 @@
 """Aggregators: from the clients' updates and weights to one update."""
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Literal
 
@@ -9,6 +10,7 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice
 
+_TRIAL_CLIENTS = 6
 Weighting = Literal["examples", "uniform"]
 
 
@@ -22,7 +24,8 @@ class Aggregator(ABC):
         weighting: weigh clients by their numbers of training examples (``examples``), or all alike (``uniform``).
 
     Attributes:
-        sums: named sums over the round's clients; over all processes when ``result`` is called.
+        sums: named sums over the round's clients; over all processes when ``result`` is called. An aggregator that
+            keeps anything else, such as the rows for a median, works on one process, and is refused on several.
     """
 
     def __init__(self, weighting: Weighting = "examples") -> None:
@@ -74,3 +77,43 @@ class MeanAggregator(Aggregator):
     @override
     def result(self) -> Tensor:
         return self.sums["update"] / self.sums["weight"]
+
+
+def check_adds_up(aggregator: Aggregator, dim: int) -> None:
+    """Check that an aggregate follows from ``sums`` alone, which is all that several processes exchange.
+
+    It is tried: halves of some clients are given to two copies, and their sums to a third one, which must give what a
+    fourth one gives for all.
+
+    Args:
+        aggregator: the aggregator; left as it is.
+        dim: number of numbers of an update (D).
+
+    Raises:
+        ValueError: it does not.
+    """
+    if type(aggregator) is MeanAggregator:
+        return
+    draws = torch.Generator().manual_seed(0)
+    rows = torch.randn(_TRIAL_CLIENTS, dim, generator=draws)
+    weights = aggregator.weights(torch.arange(1, _TRIAL_CLIENTS + 1))
+    half = _TRIAL_CLIENTS // 2
+    try:
+        whole, first, second, joined = (copy.deepcopy(aggregator) for _ in range(4))
+        for part, clients in ((whole, slice(None)), (first, slice(half)), (second, slice(half, None))):
+            part.start()
+            part.add(rows[clients], weights[clients])
+        joined.start()
+        for part in (first, second):
+            for name, value in part.sums.items():
+                joined.sums[name] = joined.sums[name] + value if name in joined.sums else value
+        found, expected = joined.result(), whole.result()
+        adds_up, reason = torch.allclose(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True), "gives another result"
+    except Exception as error:
+        adds_up, reason = False, f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if not adds_up:
+        raise ValueError(
+            f"{type(aggregator).__name__} cannot be used on several processes, which exchange its `sums` and nothing "
+            f"else: on the sums of two halves of some clients it {reason}. Keep what `result` needs in sums "
+            "(`self.accumulate(name, value)` in `add`), or use one process (`trainer.devices=1`)."
+        )

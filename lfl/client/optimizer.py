@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
@@ -47,6 +48,7 @@ def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedule
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates the loss several times a step, which local steps do not offer: use another.")
+    use_python_numbers(optimizers[0])
     return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
 
 
@@ -54,6 +56,18 @@ def advance(config: LRSchedulerConfig, *metric: float) -> None:
     """Step a scheduler; ``metric`` is the value that it watches, if it watches one."""
     scheduler: Any = config.scheduler  # its type is a union of classes whose `step` methods differ
     scheduler.step(*metric)
+
+
+def use_python_numbers(optimizer: Optimizer) -> None:
+    """Make Python's numbers of the numpy scalars among an optimizer's settings.
+
+    A schedule that is computed with numpy leaves them there. Of type float64 they are written otherwise, and of others
+    they are no floats and round every product to their own precision.
+    """
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+                group[name] = value.item()
 
 
 def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> float:
@@ -161,6 +175,11 @@ class LocalOptimizer:
         return rate if is_plain else None
 
     @property
+    def values(self) -> Tensor:
+        """The rows that it steps: parameters [C, D], or coordinates [C, R]."""
+        return self._values
+
+    @property
     def steps_module(self) -> bool:
         """Whether it steps the module's own parameters, because it is not elementwise."""
         return not self._stacked
@@ -263,6 +282,7 @@ class LocalOptimizer:
         self.optimizer.step()
         for config in self._step_schedulers:
             advance(config)
+            use_python_numbers(self.optimizer)
 
     def _replace(self, group: dict[str, Any], spans: list[slice], initial: dict[str, Any]) -> None:
         """Replace the parameters of a group by views of ``values``.

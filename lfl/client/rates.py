@@ -1,20 +1,15 @@
 """The learning rates of each round, from the module's own schedulers."""
 
-from collections import Counter
+from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
-from lfl.client.optimizer import advance, build_optimizer
+from lfl.client.optimizer import advance, build_optimizer, use_python_numbers
 from lfl.storage.fingerprint import describe_entries, describe_optimizer
-
-
-def _without_counters(state: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's state, with a dict in place of each Counter (MultiStepLR's milestones).
-
-    A checkpoint cannot hold Counters.
-    """
-    return {key: dict(value) if isinstance(value, Counter) else value for key, value in state.items()}
 
 
 class LearningRates:
@@ -34,10 +29,18 @@ class LearningRates:
         self._optimizer, configs = build_optimizer(module)
         self._schedulers = [config for config in configs if config.interval == "epoch"]
         self._first = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._others = self._other_settings()  # those of the first round, which all rounds have
+        self._has_warned = False
+        self._functions = [list(_functions(c.scheduler.state_dict())) for c in self._schedulers]
         self.description = {
             "optimizer": describe_optimizer(self._optimizer),
             "schedulers": [describe_entries(c.scheduler.state_dict()) for c in self._schedulers],
         }
+
+    @property
+    def schedulers(self) -> list[str]:
+        """The classes of the schedulers, in the order of their states."""
+        return [type(config.scheduler).__name__ for config in self._schedulers]
 
     @property
     def current(self) -> list[float] | None:
@@ -87,16 +90,54 @@ class LearningRates:
                     f"The learning-rate scheduler watches {config.monitor!r}, which round {round_number} did not log; "
                     f"it logged: {', '.join(sorted(metrics))}."
                 )
+        use_python_numbers(self._optimizer)
+        self._warn_of_other_settings()
 
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' states and the current rates."""
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        return {"schedulers": [_without_counters(c.scheduler.state_dict()) for c in self._schedulers], "rates": rates}
+        states = zip(self._schedulers, self._functions, strict=True)
+        return {"schedulers": [_without(known, c.scheduler.state_dict()) for c, known in states], "rates": rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
         for config, saved in zip(self._schedulers, state["schedulers"], strict=True):
-            counters = {key for key, value in config.scheduler.state_dict().items() if isinstance(value, Counter)}
-            config.scheduler.load_state_dict({k: Counter(v) if k in counters else v for k, v in saved.items()})
+            config.scheduler.load_state_dict(saved)
         for group, rate in zip(self._optimizer.param_groups, state["rates"], strict=True):
             group["lr"] = rate
+
+    def _other_settings(self) -> list[dict[str, Any]]:
+        """What the parameter groups have besides parameters and rates, such as momentum."""
+        kinds = (bool, int, float, tuple)
+        groups = self._optimizer.param_groups
+        return [{k: v for k, v in group.items() if k != "lr" and isinstance(v, kinds)} for group in groups]
+
+    def _warn_of_other_settings(self) -> None:
+        """Warn, once, of a scheduler that changes more than the rate: every client has the settings of round 1."""
+        pairs = zip(self._others, self._other_settings(), strict=True)
+        changed = sorted({key for first, now in pairs for key in first if first[key] != now.get(key)})
+        if changed and not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(
+                f"{' and '.join(self.schedulers)} changes {', '.join(changed)} over rounds, which clients do not "
+                "follow: only learning rates do (`cycle_momentum=False` turns it off)."
+            )
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """The functions in a scheduler's state."""
+    if isinstance(value, FunctionType | BuiltinFunctionType | MethodType | np.ufunc):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _functions(item)
+
+
+def _without(known: list[Any], value: Any) -> Any:
+    """A scheduler's state without those entries that are ``known`` functions.
+
+    Functions cannot be saved, as torch's LambdaLR has it. The scheduler of a resumed run is given the same ones when it
+    is made; one that has changed since is left in, for the checkpoint to refuse.
+    """
+    if type(value) is dict:
+        return {k: _without(known, v) for k, v in value.items() if not any(v is function for function in known)}
+    return [_without(known, item) for item in value] if type(value) is list else value

@@ -43,12 +43,15 @@ class Recorder:
         values: scalars logged since ``start``, by name.
         metrics: Metric objects logged since they were cleared, by name.
         batch_sizes: the ``batch_size`` that was given with a value, by name.
+        directions: whether metrics should be large (1) or small (-1), by name, where something tells: the Metric object
+            that was logged under it, or a callback's setting. Kept for the run.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
         self.metrics: dict[str, Metric] = {}
         self.batch_sizes: dict[str, int] = {}
+        self.directions: dict[str, int] = {}
 
     def start(self) -> None:
         """Forget the values of the last step."""
@@ -69,6 +72,8 @@ class Recorder:
             )
         if isinstance(value, Metric):
             self.metrics[name] = value
+            if value.higher_is_better is not None:
+                self.directions.setdefault(name, 1 if value.higher_is_better else -1)
             return
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         self.values[name] = as_scalar(tensor, f"`self.log({name!r}, ...)` takes a scalar")

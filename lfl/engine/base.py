@@ -26,6 +26,7 @@ from lfl.engine.gradient import in_coordinates, loss_gradient, note_clients
 from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
+from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
 
@@ -307,7 +308,7 @@ class LocalEngine(ABC):
                 if position not in self._checked and wrapped is not gradient:
                     check_gradient(callback, wrapped)
                     self._checked.add(position)
-                gradient = wrapped
+                gradient = wrapped if wrapped is gradient else checked_gradient(callback, wrapped)
         return gradient
 
     # -- local steps ----------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
+from lfl.storage.checkpoint_file import write_error
+
 METRICS_FILE = "metrics.csv"
 TIMING_FILE = "timing.csv"
 TIMING_PREFIX = "time/"
@@ -52,6 +54,7 @@ class CSVLogger(Logger):
         self.directory = Path(directory)
         self._metrics = _Table(self.directory / METRICS_FILE)
         self._timing = _Table(self.directory / TIMING_FILE)
+        self._tables = {METRICS_FILE: self._metrics, TIMING_FILE: self._timing}
 
     @property
     @override
@@ -75,15 +78,28 @@ class CSVLogger(Logger):
 
         Raises:
             ValueError: if ``step`` is None.
+            OSError: a file cannot be written. The metrics are kept: the next round's call writes them first, and so
+                does a run that is resumed (``state_dict``).
         """
         if step is None:
             raise ValueError(f"`step=None` for the metrics {sorted(metrics)}; give the round: `step=round`.")
         timing = {key: value for key, value in metrics.items() if key.startswith(TIMING_PREFIX)}
-        if timing:
-            self._timing.append(step, timing)
-            metrics = {key: value for key, value in metrics.items() if key not in timing}
-        if metrics:
-            self._metrics.append(step, metrics)
+        others = {key: value for key, value in metrics.items() if key not in timing}
+        # All rows are there before the first is written: none is lost if that fails.
+        for table, row in ((self._metrics, others), (self._timing, timing)):
+            if row:
+                table.waiting.append((step, row))
+        self._metrics.write_waiting()
+        self._timing.write_waiting()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows that could not be written, for a checkpoint."""
+        return {name: table.waiting for name, table in self._tables.items() if table.waiting}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the rows that an earlier run could not write; they come after those that it has written."""
+        for name, table in self._tables.items():
+            table.waiting = [(int(step), dict(metrics)) for step, metrics in state.get(name, ())]
 
     @override
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -140,10 +156,21 @@ class _Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: dict[str, None] = {}  # in order of first appearance, without the round
+        self.waiting: list[tuple[int, dict[str, float]]] = []  # rows that are not written yet
         self._file: int | None = None
         self._closer: weakref.finalize[[int], _Table] | None = None
 
-    def append(self, round_number: int, metrics: Mapping[str, float]) -> None:
+    def write_waiting(self) -> None:
+        """Append the rows that wait; those that cannot be written wait on."""
+        try:
+            while self.waiting:
+                self._append(*self.waiting[0])
+                del self.waiting[0]
+        except OSError as error:
+            self.close()  # half a line may be there: opening the file again takes it away
+            raise write_error(error, self.path) from error
+
+    def _append(self, round_number: int, metrics: Mapping[str, float]) -> None:
         if self._file is None:
             # An existing file is rewritten first: if its run was killed while writing, the last line has no end, and
             # the next row would be appended to that line.
@@ -160,7 +187,9 @@ class _Table:
         for column in self.columns:
             value = metrics.get(column)
             cells.append("" if value is None else _format(value))
-        os.write(self._file, (",".join(cells) + "\n").encode())
+        rest = (",".join(cells) + "\n").encode()
+        while rest:  # the system may write less than it is given, up to the end of a full disk
+            rest = rest[os.write(self._file, rest) :]
 
     def continue_from(self, source: Path, last_round: int) -> None:
         if self._file is not None:
@@ -170,6 +199,7 @@ class _Table:
                 f"`{self.path}` has rows already, which those of `{source}` would replace. Choose a new folder."
             )
         self._copy_rows(source, last_round)
+        self.write_waiting()
 
     def close(self) -> None:
         if self._closer is not None:
@@ -197,12 +227,16 @@ class _Table:
         """Write the file again, with these columns and rows; it is complete at every moment."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(self.path.name + ".new")
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            # The writer quotes names that hold a comma. Cells are copied as text, so that no number changes.
-            csv.writer(file, lineterminator="\n").writerow([_ROUND, *columns])
-            for cells in rows:
-                file.write(",".join(cells.get(column, "") for column in (_ROUND, *columns)) + "\n")
-        os.replace(temporary, self.path)
+        try:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                # The writer quotes names that hold a comma. Cells are copied as text, so that no number changes.
+                csv.writer(file, lineterminator="\n").writerow([_ROUND, *columns])
+                for cells in rows:
+                    file.write(",".join(cells.get(column, "") for column in (_ROUND, *columns)) + "\n")
+            os.replace(temporary, self.path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # on a full disk, a checkpoint needs its room
+            raise
         self.columns = dict.fromkeys(columns)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from typing_extensions import override
 
+from lfl.arguments import check_choice
 from lfl.callback import FederatedCallback
 from lfl.client.layout import ParameterLayout
 from lfl.client.random_ops import ClientRandom
@@ -169,6 +170,7 @@ class Orthonormalize(FederatedCallback):
     """
 
     def __init__(self, start: Literal["moments", "distance"] = "moments", distance: NonNegativeFloat = 0.8) -> None:
+        check_choice("Orthonormalize", "start", start, ("moments", "distance"))
         if start == "distance" and not 0 <= distance <= 1:
             raise ValueError(f"`distance={distance}` of Orthonormalize must be in [0, 1].")
         self.start = start
@@ -193,7 +195,8 @@ class Orthonormalize(FederatedCallback):
 
     @override
     def on_server_step(self, round: Round) -> None:
-        del round
+        if round.update is None:  # nobody took part: x stays what it is, to the bit
+            return
         vector = self._federation.server.vector
         vector.copy_(orthonormal(vector.view(self._federation.layout.shapes[0])).flatten())
 

@@ -55,7 +55,10 @@ class GracefulSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for name in ("SIGINT", "SIGTERM"):
+            number = getattr(signal, name, None)
+            if number is None:  # a system without this signal
+                continue
             try:
                 self._previous[number] = signal.signal(number, self._stop)
             except ValueError:  # outside the main thread Python allows no handlers: signals are then the caller's

@@ -164,4 +164,5 @@ def _reason(error: Exception | None) -> str:
 def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}: see its own message"
-    return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    name = next((f" ({known.name})" for known in signal.Signals if known == -code), "")  # some have no name
+    return f"was killed by signal {-code}{name}"

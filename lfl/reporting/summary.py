@@ -36,8 +36,14 @@ class RunSummary:
         """Restart the clock, so that the time since the last round, or since loading a checkpoint, does not count."""
         self._clock = time.monotonic()
 
-    def update(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of the round that has just ended."""
+    def update(self, round: int, metrics: Mapping[str, float], directions: Mapping[str, int] | None = None) -> None:
+        """Add the metrics of the round that has just ended.
+
+        Args:
+            round: its number.
+            metrics: its metrics.
+            directions: whether metrics should be large or small, where that is known otherwise than by their names.
+        """
         now = time.monotonic()
         self.seconds += now - self._clock
         self._clock = now
@@ -45,7 +51,7 @@ class RunSummary:
         for key, value in metrics.items():
             record = self._records.get(key)
             if record is None:
-                record = self._records[key] = _Record(direction_of(key))
+                record = self._records[key] = _Record(direction_of(key, directions))
             record.update(float(value), round)
 
     def best(self, key: str) -> tuple[float, int] | None:

@@ -1,8 +1,9 @@
 """Checkpoint files and run folders.
 
 A checkpoint is written completely or not at all, and is read completely or refused with one clear error. It is a
-dictionary of tensors, numbers, strings, lists and dictionaries, as ``torch.load(weights_only=True)`` reads it. A run
-never writes into another run's folder: it takes the next free one.
+dictionary of tensors, numbers, strings, lists and dictionaries, as ``torch.load(weights_only=True)`` reads it; other
+values are written as such (``lfl.storage.plain``). A run never writes into another run's folder: it takes the next free
+one.
 """
 
 import codecs
@@ -10,6 +11,8 @@ import errno
 import os
 import re
 import shutil
+import sys
+import time
 import zipfile
 from contextlib import suppress
 from io import FileIO
@@ -19,6 +22,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
+from lfl.storage.plain import from_plain, to_plain
 from lfl.version import __version__
 
 FORMAT_VERSION = 4
@@ -26,8 +30,9 @@ FORMAT_VERSION = 4
 
 _FORMAT_KEY = "lfl_format_version"
 _WRITER_KEY = "lfl_version"
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_STALE_SECONDS = 86400  # where nobody can be asked whether a process is alive
 _FIRST_WRITER = "0.1.0"  # the version whose checkpoints, of formats 1 to 3, do not name their writer
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 # For torch 2.4 and 2.5; newer ones load these types with ``weights_only=True`` without being told.
 torch.serialization.add_safe_globals([bytes, codecs.encode, complex, set])
@@ -52,11 +57,11 @@ def save_atomically(state: dict[str, Any], path: Path) -> None:
         TypeError: ``state`` holds an object that could not be loaded again.
         OSError: the file cannot be written; for a full disk the message says how much space there is.
     """
-    _check_loadable(state, "state")
+    plain = to_plain(state, "state")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path)
-        _write_and_replace({**state, _FORMAT_KEY: FORMAT_VERSION, _WRITER_KEY: __version__}, path)
+        _write_and_replace({**plain, _FORMAT_KEY: FORMAT_VERSION, _WRITER_KEY: __version__}, path)
     except OSError as error:
         raise write_error(error, path) from error
 
@@ -87,7 +92,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} was written by lfl {writer} in checkpoint format {version}; lfl {__version__} reads format "
             f"{FORMAT_VERSION}. {advice}."
         )
-    return state
+    loaded: dict[str, Any] = from_plain(state)
+    return loaded
 
 
 def find_last(root: Path) -> Path:
@@ -153,7 +159,7 @@ def check_writable(root: Path) -> None:
 def write_error(error: OSError, path: Path) -> OSError:
     """An OSError with the same number, and one line that names ``path`` and, if the disk is full, the free space."""
     message = f"Cannot write {path}: {error.strerror or error}."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         free = shutil.disk_usage(path.parent).free / 2**20
         message += f" {free:.1f} MiB are free in {path.parent}; make room or choose another folder."
     return OSError(error.errno, message)
@@ -164,9 +170,14 @@ def sync_folder(folder: Path) -> None:
 
     ``fsync`` of a file flushes its data only: after a power failure, the name of a new file could be missing.
     """
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders, and writes their names with the files
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot flush a folder
+            raise
     finally:
         os.close(descriptor)
 
@@ -225,8 +236,15 @@ def _remove_stale(path: Path) -> None:
     pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.tmp")
     for entry in path.parent.iterdir():
         match = pattern.fullmatch(entry.name)
-        if match and not _is_alive(int(match[1])):
+        if match and _is_left(entry, int(match[1])):
             entry.unlink(missing_ok=True)
+
+
+def _is_left(entry: Path, process: int) -> bool:
+    """Whether the process that wrote a temporary file has ended."""
+    if sys.platform == "win32":  # there, signal 0 is Ctrl+C, and ends the process
+        return time.time() - entry.stat().st_mtime > _STALE_SECONDS
+    return not _is_alive(process)
 
 
 def _is_alive(process: int) -> bool:
@@ -237,28 +255,6 @@ def _is_alive(process: int) -> bool:
     except PermissionError:  # somebody else's process
         return True
     return True
-
-
-def _check_loadable(value: Any, where: str) -> None:
-    """Raises TypeError for a value that ``torch.load(weights_only=True)`` could not load again.
-
-    Types must match exactly: ``numpy.float64`` is a subclass of ``float``, but it could not be loaded.
-    """
-    if isinstance(value, Tensor) or type(value) in _PLAIN:
-        return
-    if isinstance(value, dict) and type(value).__name__ in ("dict", "OrderedDict"):
-        for key, item in value.items():
-            _check_loadable(key, f"a key of {where}")
-            _check_loadable(item, f"{where}[{key!r}]")
-    elif type(value) in (list, tuple, set):
-        for position, item in enumerate(value):
-            _check_loadable(item, f"{where}[{position}]")
-    else:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise TypeError(
-            f"{where} is a {kind}, which a checkpoint cannot hold: "
-            "convert it to tensors, numbers, strings, lists or dictionaries."
-        )
 
 
 def _check_archive(path: Path) -> None:

@@ -4,6 +4,7 @@ A row is made when it is first written, so clients that never take part cost no 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -68,6 +69,17 @@ class ClientStore:
         self._slots: dict[str, _Slot] = {}
         self._reserved: set[str] = set()
         self._tags: set[str] = set()
+        self._claimant: object | None = None  # who declares slots at present
+        self._owners: dict[str, object] = {}  # who has declared or reserved each slot
+
+    @contextmanager
+    def claimed_by(self, owner: object) -> Iterator[None]:
+        """Context in which slots that are declared or reserved belong to ``owner``, and to nobody else."""
+        self._claimant = owner
+        try:
+            yield
+        finally:
+            self._claimant = None
 
     def declare(self, name: str, width: int, dtype: torch.dtype, fill: float = 0.0) -> None:
         """Adds a slot. Declaring it again with the same arguments does nothing.
@@ -80,8 +92,9 @@ class ClientStore:
 
         Raises:
             ValueError: ``name`` was declared with other arguments, ``width`` is negative, or ``fill`` is not of
-                ``dtype``.
+                ``dtype``, or the slot belongs to somebody else (``claimed_by``).
         """
+        self._claim(name)
         layout = RowLayout(width, dtype, float(fill))
         if width < 0:
             raise ValueError(f"`width={width}` of client slot {name!r} must not be negative.")
@@ -96,7 +109,12 @@ class ClientStore:
             )
 
     def reserve(self, name: str) -> None:
-        """Announces a slot that will be declared during the rounds, when its width is known."""
+        """Announces a slot that will be declared during the rounds, when its width is known.
+
+        Raises:
+            ValueError: the slot belongs to somebody else (``claimed_by``).
+        """
+        self._claim(name)
         self._reserved.add(name)
 
     @property
@@ -122,6 +140,16 @@ class ClientStore:
         if slot.storage is not None and len(where):
             result.index_copy_(0, where.to(self.device), slot.storage.read(rows[where]))
         return result
+
+    def has_rows(self, name: str, ids: Tensor) -> Tensor:
+        """Mask [C] (bool, on the CPU) of those clients ``ids`` [C] whose row in slot ``name`` was written.
+
+        Raises:
+            ValueError: the slot or an id is unknown.
+        """
+        slot = self._slot(name)
+        self._check_ids(ids)
+        return slot.index.rows_of(ids) >= 0
 
     @torch.no_grad()
     @torch.inference_mode(False)  # a tensor made in inference mode cannot be changed outside of it
@@ -242,6 +270,18 @@ class ClientStore:
         """Closes the row files; they stay on the disk."""
         for file in self._files():
             file.close()
+
+    def _claim(self, name: str) -> None:
+        if self._claimant is None:
+            return
+        owner = self._owners.setdefault(name, self._claimant)
+        if owner is not self._claimant:
+            first, second = (o if isinstance(o, str) else type(o).__name__ for o in (owner, self._claimant))
+            both = f"Two {first} share" if first == second else f"{first} and {second} share"
+            raise ValueError(
+                f"{both} the client slot {name!r}, and would read each other's rows: use one of them, or give each a "
+                "slot of its own name."
+            )
 
     def _slot(self, name: str) -> "_Slot":
         if name not in self._slots:

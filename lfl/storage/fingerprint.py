@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.optim import Optimizer
 
 from lfl.storage.checkpoint_file import CheckpointError
@@ -20,6 +21,8 @@ def describe(value: Any) -> Any:
 
     By convention an object keeps each constructor argument in an attribute of the same name.
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     # jsonargparse's number types (`PositiveInt`) are subclasses, which a checkpoint cannot hold. `bool` comes before
     # `int`, of which it is a subclass.
     for plain in (bool, int, float, str):

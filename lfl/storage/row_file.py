@@ -17,6 +17,7 @@ from torch import Tensor
 from lfl.storage.checkpoint_file import CheckpointError, sync_folder, write_error
 
 _HEADER_BYTES = 64
+_BINARY = getattr(os, "O_BINARY", 0)  # on Windows only, where newlines would otherwise be translated
 _CHUNK_BYTES = 2**26
 
 
@@ -54,7 +55,7 @@ class RowFile:
         self.path = path
         self.row_bytes = row_bytes
         self._token = os.urandom(16).hex()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         self._count = 0  # number of rows
         self._positions = torch.full((1,), -1)  # the table: position by row; -1 is unused room
@@ -192,12 +193,12 @@ class RowFile:
         positions: Tensor = snapshot["positions"]
         remedy = "Restore it beside its checkpoint, or take another checkpoint."
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY | _BINARY)
         except OSError as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             raise CheckpointError(f"The checkpoint's file of client rows {path} {reason}. {remedy}") from error
         try:
-            if os.pread(descriptor, _HEADER_BYTES, 0) != _header(snapshot["token"]):
+            if _read_header(descriptor) != _header(snapshot["token"]):
                 raise CheckpointError(f"The file of client rows {path} is not the one of this checkpoint. {remedy}")
             needed = _HEADER_BYTES + (int(positions.max()) + 1 if len(positions) else 0) * row_bytes
             size = os.fstat(descriptor).st_size
@@ -241,9 +242,32 @@ def _header(token: str) -> bytes:
     return f"lfl rows 1\n{token}\n".encode().ljust(_HEADER_BYTES, b"\0")
 
 
+def _write_at(descriptor: int, data: memoryview, offset: int) -> int:
+    """Writes from a position on, as many bytes as the system takes; returns their number."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows: the same in two calls, by the one thread that uses the file
+    return os.write(descriptor, data)
+
+
+def _read_at(descriptor: int, target: memoryview, offset: int) -> int:
+    """Reads from a position on, as many bytes as the system gives; returns their number."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [target], offset)  # straight into the tensor, without a copy
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    data = os.read(descriptor, len(target))
+    target[: len(data)] = data
+    return len(data)
+
+
+def _read_header(descriptor: int) -> bytes:
+    header = bytearray(_HEADER_BYTES)
+    return bytes(header[: _read_at(descriptor, memoryview(header), 0)])
+
+
 def _write_all(descriptor: int, rest: memoryview, offset: int) -> None:
     while rest:  # the system may write less than it is given, such as up to the end of a full disk
-        written = os.pwrite(descriptor, rest, offset)
+        written = _write_at(descriptor, rest, offset)
         rest = rest[written:]
         offset += written
 
@@ -253,7 +277,7 @@ def _read_rows(descriptor: int, path: Path, positions: Tensor, out: Tensor) -> N
         rest = memoryview(row)
         offset = _HEADER_BYTES + position * len(row)
         while rest:
-            count = os.preadv(descriptor, [rest], offset)  # straight into the tensor, without a copy
+            count = _read_at(descriptor, rest, offset)
             if count == 0:
                 raise OSError(f"{path} ends inside row position {position}: it was truncated while in use.")
             rest = rest[count:]

@@ -1,10 +1,13 @@
 """Weighted means of updates."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from lfl.aggregation import MeanAggregator
+from lfl.aggregation import Aggregator, MeanAggregator, NormalizedReaggregation
+from lfl.aggregation.aggregator import check_adds_up
 
 
 def test_weights_by_hand() -> None:
@@ -30,3 +33,67 @@ def test_aggregation_does_not_depend_on_the_order(order: list[int]) -> None:
             aggregator.add(rows[cohort], aggregator.weights(weights[cohort]))
         results.append(aggregator.result())
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-14)
+
+
+class Median(Aggregator):
+    def __init__(self, resets: bool) -> None:
+        super().__init__()
+        self.resets = resets
+        self.rows: list[Tensor] = []
+
+    def start(self) -> None:
+        super().start()
+        if self.resets:
+            self.rows = []
+
+    def add(self, rows: Tensor, weights: Tensor) -> None:
+        self.rows.append(rows.double())
+
+    def result(self) -> Tensor:
+        rows, self.rows = torch.cat(self.rows), []
+        return rows.median(dim=0).values
+
+
+class SecondMoment(Aggregator):
+    """Of one's own, in sums."""
+
+    def add(self, rows: Tensor, weights: Tensor) -> None:
+        self.accumulate("square", weights @ rows.double() ** 2)
+        self.accumulate("sum", weights @ rows.double())
+        self.accumulate("weight", weights.sum())
+
+    def result(self) -> Tensor:
+        return (self.sums["square"] / self.sums["weight"]).sqrt() * self.sums["sum"].sign()
+
+
+class LastRow(MeanAggregator):
+    """Keeps something beside its sums."""
+
+    def add(self, rows: Tensor, weights: Tensor) -> None:
+        super().add(rows, weights)
+        self.last = rows[-1].double()
+
+    def result(self) -> Tensor:
+        return super().result() + getattr(self, "last", 0.0)
+
+
+def test_aggregates_that_follow_from_sums_alone() -> None:
+    for aggregator in (MeanAggregator(), MeanAggregator("uniform"), NormalizedReaggregation(), SecondMoment()):
+        check_adds_up(aggregator, 11)
+        assert aggregator.sums == {}
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "message"),
+    [
+        (Median(True), "^Median cannot be used on several processes, .* of two halves of some clients it raises"),
+        (Median(False), "^Median cannot be used on several processes"),
+        (
+            LastRow(),
+            "^LastRow cannot be used on several processes, .* it gives another result. Keep what `result` needs",
+        ),
+    ],
+)
+def test_aggregates_that_need_more_are_refused_on_several_processes(aggregator: Aggregator, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_adds_up(aggregator, 11)

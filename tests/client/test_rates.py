@@ -1,13 +1,23 @@
 """Learning rates over rounds, by the module's own schedulers."""
 
+import math
+from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from worlds import Quadratic, QuadraticData, mlp, train_quadratic
+from torch.optim import lr_scheduler
+from worlds import Quadratic, QuadraticData, Rounds, mlp, train, train_quadratic
 
 from lfl.callbacks import Scaffold
+from lfl.checkpointing import Checkpointing
+from lfl.client.optimizer import build_optimizer
 from lfl.client.rates import LearningRates
+from lfl.loggers.csv import read_rows
+from lfl.storage.plain import to_plain
 
 
 def test_learning_rate_schedule_over_rounds(tmp_path: Path) -> None:
@@ -75,3 +85,122 @@ def test_plateau_watches_a_metric() -> None:
     assert rates.lr == 0.2
     with pytest.raises(ValueError, match="watches 'val_loss', which round 4 did not log; it logged: a, b"):
         rates.step(4, {"b": 1.0, "a": 0.0})
+
+
+class NumpyWalk(lr_scheduler.LRScheduler):
+    """A user's own, with every kind of state in its attributes."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.table = np.linspace(0.1, 0.5, 7, dtype=np.float32)
+        self.recent: deque[float] = deque(maxlen=2)
+        self.seen: Counter[str] = Counter()
+        self.total = np.zeros(())
+        self.scale = np.cos  # not saved: the scheduler of a resumed run has it anew
+        self.shape = math.sqrt
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        self.recent.append(float(self.table[self.last_epoch]))
+        self.seen["asked"] += 1
+        self.total = self.total + np.float32(0.01)
+        return [np.float32(sum(self.recent) / len(self.recent)) * self.total for _ in self.optimizer.param_groups]
+
+
+Schedule = Callable[[torch.optim.Optimizer], Any]
+SCHEDULES: dict[str, Schedule] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda e: 0.5 * (1 + np.cos(np.pi * e / 20))),
+    "LambdaLR in float32": lambda o: lr_scheduler.LambdaLR(o, lambda e: np.float32(1) / (1 + e)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda e: np.float32(0.9)),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, np.float64(0.3)),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [np.int64(1), 3, 3], 0.3),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 3),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.5, total_iters=3),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, np.float32(0.9)),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.5, total_iters=2), lr_scheduler.MultiStepLR(o, [1, 2], 0.3)], [2]
+    ),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4, 2.0),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5, np.float64(0.01)),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(o, 0.5, total_iters=3), lr_scheduler.MultiStepLR(o, [2, 3], 0.5)]
+    ),
+    "ReduceLROnPlateau": lambda o: {
+        "scheduler": lr_scheduler.ReduceLROnPlateau(o, factor=np.float32(0.5), patience=0, threshold=0.5),
+        "monitor": "train/loss",
+    },
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.2, 2, cycle_momentum=False),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=9, cycle_momentum=False),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.01, 3),
+    "NumpyWalk": NumpyWalk,
+}
+
+
+def with_schedule(schedule: str | Schedule) -> Any:
+    module = mlp()
+
+    def configure() -> Any:
+        built = torch.optim.SGD(module.parameters(), lr=np.float32(0.1))
+        return [built], [(SCHEDULES[schedule] if isinstance(schedule, str) else schedule)(built)]
+
+    module.configure_optimizers = configure  # type: ignore[method-assign]
+    return module
+
+
+def test_every_scheduler_of_torch_is_tested() -> None:
+    named = {
+        n
+        for n, kind in vars(lr_scheduler).items()
+        if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
+    }
+    assert named - {"LRScheduler", "_LRScheduler"} <= SCHEDULES.keys()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_resumed_to_the_bit(name: str, tmp_path: Path) -> None:
+    options = {"max_rounds": 6, "checkpoint": Checkpointing(every_n_rounds=3, keep_all=True)}
+    unbroken = train([], tmp_path, with_schedule(name), **options)
+    path = Path(unbroken.log_dir) / "checkpoints" / "round_000003.ckpt"
+    resumed = train([], tmp_path, with_schedule(name), ckpt_path=str(path), **options)
+    assert torch.equal(resumed.server.vector, unbroken.server.vector)
+    rows = [list(read_rows(Path(t.log_dir) / "metrics.csv")) for t in (unbroken, resumed)]
+    assert rows[0] == rows[1]
+    assert len({metrics["lr"] for _, metrics in rows[0]}) > 1
+    states = [to_plain(t.run.rates.state_dict(), "it") for t in (unbroken, resumed)]
+    assert str(states[0]) == str(states[1])
+
+
+def test_rates_of_numpy_are_floats() -> None:
+    rates = LearningRates(with_schedule("LambdaLR in float32"))
+    for number in range(1, 4):
+        found = [rates.lr, *(rates.current or []), *(rates.of_phase(0.5) or [])]
+        assert [type(rate) for rate in found] == [float] * 3
+        assert found[2] == pytest.approx(0.5 / number)
+        rates.step(number, {})
+    assert type(build_optimizer(with_schedule("LambdaLR"))[0].param_groups[0]["lr"]) is float
+
+
+def test_a_scheduler_that_cannot_be_saved_is_named_before_the_first_round(tmp_path: Path) -> None:
+    class Drawn(NumpyWalk):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.draws = np.random.default_rng(0)
+            super().__init__(optimizer)
+
+    module, rounds = with_schedule(Drawn), Rounds()
+    with pytest.raises(TypeError, match=r"^`Drawn.state_dict\(\)`\['draws'\] is a numpy.random.*Generator, which a"):
+        train([rounds], tmp_path, module, checkpoint=Checkpointing())
+    assert rounds.kept == []
+
+
+def test_momentum_that_is_scheduled_over_rounds_is_warned_of() -> None:
+    module = mlp()
+
+    def configure() -> Any:
+        built = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        return [built], [lr_scheduler.OneCycleLR(built, 0.3, total_steps=9)]
+
+    module.configure_optimizers = configure  # type: ignore[method-assign]
+    rates = LearningRates(module)
+    with pytest.warns(UserWarning, match="OneCycleLR changes momentum over rounds, which clients do not follow"):
+        rates.step(1, {})
+    rates.step(2, {})

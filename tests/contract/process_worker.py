@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from contract.empty import SOMETIMES, sometimes
 from contract.methods import METHODS, train_method
 from torchmetrics.classification import MulticlassAccuracy
 from worlds import Bystander, Quadratic, QuadraticData, batch_norm, even_data, mlp, ragged_data, train, train_quadratic
 
+from lfl.aggregation import MeanAggregator
 from lfl.callbacks import FederatedCallback, Scaffold
 from lfl.checkpointing import Checkpointing
 from lfl.models import Classifier
@@ -81,6 +83,29 @@ def with_metrics(folder: Path, devices: int) -> dict[str, Any]:
     options = {"participation": participation, "check_val_every_n_rounds": 1, "devices": devices}
     trainer = train([], folder / "metrics", Measured(), ragged_data(), **options)
     return {name: trainer.summary.last(name) for name in ("measured_train", "measured")}
+
+
+class Median(MeanAggregator):
+    """Keeps rows beside its sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[torch.Tensor] = []
+
+    def add(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        super().add(rows, weights)
+        self.rows.append(rows.double())
+
+    def result(self) -> torch.Tensor:
+        return torch.cat(self.rows).median(dim=0).values
+
+
+def without_clients(method: str, folder: Path, devices: int) -> dict[str, object]:
+    """Nobody takes part in rounds 1 and 3."""
+    folder = folder / "nobody"
+    options = {"participation": sometimes(method), "max_rounds": 5, "devices": devices, "cohort_size": 2}
+    trainer = train(METHODS[method](), folder / method, mlp(dropout=0.3), engine="vectorized", **options)
+    return {"vector": trainer.server.vector, "ledger": trainer.ledger.metrics()}
 
 
 class Stop(Bystander):
@@ -200,6 +225,9 @@ def on_one_machine(folder: Path) -> dict[str, Any]:
     results["buffers"] = with_buffers(folder, 2).server_state_dict()
     results["dealt"] = dealt(folder, 2, [])
     results["at home"] = dealt(folder, 2, [Scaffold()])
+    results["nobody"] = {method: without_clients(method, folder, 2) for method in SOMETIMES}
+    with pytest.raises(ValueError, match="Median cannot be used on several processes"):
+        train([], folder / "median", devices=2, aggregator=Median())
     for hook in ("on_cohort_end", "on_round_end"):
         results[hook] = train([Stop(hook)], folder / hook, devices=2, max_rounds=6).current_round
     with pytest.raises(RuntimeError, match=r"late.*declare them in `on_run_start`"):

@@ -10,8 +10,17 @@ from typing import Any
 import pytest
 import torch
 from cli_world import World
+from contract.empty import SOMETIMES
 from contract.methods import METHODS
-from contract.process_worker import few_clients, quadratic, run, summary, with_buffers, with_metrics
+from contract.process_worker import (
+    few_clients,
+    quadratic,
+    run,
+    summary,
+    with_buffers,
+    with_metrics,
+    without_clients,
+)
 from worlds import Quadratic, QuadraticData
 
 from lfl.callbacks import Scaffold
@@ -59,6 +68,13 @@ def test_a_run_of_two_processes_is_resumed(two_processes: dict[str, Any], tmp_pa
 def test_processes_without_clients(two_processes: dict[str, Any], tmp_path: Path) -> None:
     close(two_processes["few"], few_clients(tmp_path, 1, []).server.vector)
     close(two_processes["few with state"], few_clients(tmp_path, 1, [Scaffold()]).server.vector)
+
+
+@pytest.mark.parametrize("method", SOMETIMES)
+def test_rounds_without_participants(method: str, two_processes: dict[str, Any], tmp_path: Path) -> None:
+    found, expected = two_processes["nobody"][method], without_clients(method, tmp_path, 1)
+    close(found["vector"], expected["vector"])
+    assert found["ledger"] == expected["ledger"]
 
 
 def test_metric_objects_meet_though_a_process_has_nothing_to_measure(

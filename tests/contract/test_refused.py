@@ -29,12 +29,12 @@ from lfl.system import ExponentialSpeeds
 ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: FLSS(project="grads"), "`project=grads` of FLSS must be one of updates, gradients, both."),  # type: ignore[arg-type]
     (lambda: FLSS(warmup="foo"), "`warmup=foo` of FLSS must be one of batch, stream."),  # type: ignore[arg-type]
-    (lambda: FLSS(sample_every=-1), "`sample_every=-1` of FLSS must be a whole number at least 0."),
+    (lambda: FLSS(sample_every=-1), "`sample_every=-1` of FLSS must be a whole number of at least 0."),
     (lambda: FLSS(update_scale=-1.0), "`update_scale=-1.0` of FLSS must be a number greater than 0."),
-    (lambda: FLSS(warmup_rounds=0), "`warmup_rounds=0` of FLSS must be a whole number at least 1."),
-    (lambda: FLSS(rank=0.5), "`rank=0.5` of FLSS must be a whole number at least 1."),  # type: ignore[arg-type]
-    (lambda: SharpnessAware(-0.1), "`rho=-0.1` of SharpnessAware must be a number at least 0."),
-    (lambda: SharpnessAware(float("nan")), "`rho=nan` of SharpnessAware must be a number at least 0."),
+    (lambda: FLSS(warmup_rounds=0), "`warmup_rounds=0` of FLSS must be a whole number of at least 1."),
+    (lambda: FLSS(rank=0.5), "`rank=0.5` of FLSS must be a whole number of at least 1."),  # type: ignore[arg-type]
+    (lambda: SharpnessAware(-0.1), "`rho=-0.1` of SharpnessAware must be a number of at least 0."),
+    (lambda: SharpnessAware(float("nan")), "`rho=nan` of SharpnessAware must be a number of at least 0."),
     (lambda: HyperbolicRegularization("x", sigma=0.0), "`sigma=0.0` of HyperbolicRegularization must be"),
     (lambda: HyperbolicRegularization("x", gamma=-1.0), "`gamma=-1.0` of HyperbolicRegularization must be"),
     (lambda: DoublingParticipation(initial=0), "`initial=0` of DoublingParticipation must be"),
@@ -44,7 +44,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: ClientEvaluation(max_clients=0), "`max_clients=0` of ClientEvaluation must be"),
     (lambda: ExponentialSpeeds(communication=-3.0), "`communication=-3.0` of ExponentialSpeeds must be"),
     (lambda: Sign(scope="layer"), "`scope=layer` of Sign must be one of global, tensor."),  # type: ignore[arg-type]
-    (lambda: LocalPhase(epochs=1.5), "`epochs=1.5` of a local phase must be a whole number at least 1."),  # type: ignore[arg-type]
+    (lambda: LocalPhase(epochs=1.5), "`epochs=1.5` of a local phase must be a whole number of at least 1."),  # type: ignore[arg-type]
     (lambda: LocalPhase(lr=0.0), "`lr=0.0` of a local phase must be a number greater than 0."),
     (lambda: LocalPhase([]), "`parameters=[]` of a local phase trains nothing"),
 ]

@@ -1,3 +1,4 @@
+import errno
 import math
 import os
 from pathlib import Path
@@ -18,6 +19,13 @@ def log(logger: CSVLogger, first: int, last: int) -> None:
         if number == 5:
             metrics["refused"] = 1
         logger.log_metrics(metrics, step=number)
+
+
+def raiser(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
 
 
 def text(folder: Path, name: str = "metrics.csv") -> str:
@@ -130,3 +138,60 @@ def test_continue_from_never_replaces_rows(tmp_path):
 def test_missing_file_of_the_resumed_run_is_said(tmp_path):
     with pytest.warns(UserWarning, match=r"has no metrics.csv: that of this run starts after round 4"):
         CSVLogger(tmp_path / "new").continue_from(tmp_path / "old", 4)
+
+
+def filled(monkeypatch, after):
+    """A disk that takes so many bytes more of whatever is written by ``os.write``."""
+    write, room = os.write, [after]
+
+    def limited(file, data):
+        taken = min(room[0], len(data))
+        room[0] -= taken
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:taken])
+
+    monkeypatch.setattr(os, "write", limited)
+    return room
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 7, 8, 12])
+def test_a_full_disk_loses_no_row(tmp_path, monkeypatch, after):
+    logger = CSVLogger(tmp_path)
+    logger.log_metrics({"a": 0.5, "time/b": 1.0}, step=1)
+    whole = (tmp_path / "metrics.csv").read_bytes()
+    room = filled(monkeypatch, after)
+    with pytest.raises(OSError, match=r"^\[Errno \d+\] Cannot write .*\.csv: No space left on device\. .* choose anot"):
+        logger.log_metrics({"a": 0.25, "time/b": 2.0}, step=2)
+    assert (tmp_path / "metrics.csv").read_bytes().startswith(whole)
+    assert [step for step, _ in read_rows(tmp_path / "timing.csv")] == [1]
+    state = logger.state_dict()
+    room[0] = 10**6
+    resumed = CSVLogger(tmp_path / "resumed")
+    resumed.load_state_dict(state)
+    resumed.continue_from(tmp_path, 2)
+    for again in (logger, resumed):
+        again.log_metrics({"a": 0.125, "time/b": 3.0}, step=3)
+        rows = [list(read_rows(again.directory / name)) for name in ("metrics.csv", "timing.csv")]
+        assert rows[0] == [(1, {"a": 0.5}), (2, {"a": 0.25}), (3, {"a": 0.125})]
+        assert rows[1] == [(1, {"time/b": 1.0}), (2, {"time/b": 2.0}), (3, {"time/b": 3.0})]
+    assert logger.state_dict() == {}
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    logger, write = CSVLogger(tmp_path), os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:2]))
+    logger.log_metrics({"loss": 0.123456789}, step=12)
+    assert (tmp_path / "metrics.csv").read_text() == "round,loss\n12,0.123456789\n"
+
+
+def test_a_failed_rewrite_leaves_the_file_and_no_rest(tmp_path, monkeypatch):
+    logger = CSVLogger(tmp_path)
+    logger.log_metrics({"a": 0.5}, step=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", raiser(OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(OSError, match=r"Cannot write .*metrics\.csv"):
+            logger.log_metrics({"a": 0.25, "b": 1.0}, step=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+    logger.log_metrics({"a": 0.125, "b": 2.0}, step=3)
+    assert (tmp_path / "metrics.csv").read_text() == "round,a,b\n1,0.5,\n2,0.25,1.0\n3,0.125,2.0\n"

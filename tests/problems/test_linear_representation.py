@@ -265,6 +265,8 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         LinearRepresentationData(4, 2, 6, 3)
     with pytest.raises(ValueError, match="`distance=2` of Orthonormalize must be in"):
         Orthonormalize("distance", 2)
+    with pytest.raises(ValueError, match="`start=moment` of Orthonormalize must be one of moments, distance"):
+        Orthonormalize("moment")
     with pytest.raises(ValueError, match=r"needs `dim` of at least 2 \* `rank`, found 3 and 2"):
         train([Orthonormalize("distance")], tmp_path, LinearRepresentation(3, 2), LinearRepresentationData(9, 8, 3, 2))
     with pytest.raises(ValueError, match="a model of one matrix, B; this one has"):

@@ -14,6 +14,7 @@ from worlds import mlp, train
 
 from lfl.callbacks import FederatedCallback
 from lfl.checkpointing import Checkpointing
+from lfl.processes.signals import GracefulSignals, StopRequest
 
 SLOW = '''
 import os, signal, time
@@ -125,3 +126,12 @@ def test_a_second_signal_ends_at_once(world: World):
 def test_an_interrupt_before_the_rounds_is_one_line(world: World):
     found = world.lfl("fit", "--config", "base.yaml", "--trainer.callbacks+=slow.Interrupted")
     assert found == (130, "", "lfl: interrupted\n")
+
+
+def test_systems_without_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(signal, "SIGTERM")
+    request, before = StopRequest(), signal.getsignal(signal.SIGINT)
+    with GracefulSignals(request, lambda text: None):
+        signal.raise_signal(signal.SIGINT)
+    assert request.signal == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is before

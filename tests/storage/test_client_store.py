@@ -436,3 +436,15 @@ def test_a_killed_run_can_be_restored(tmp_path):
     assert torch.equal(store.gather("h", torch.arange(30)), expected)
     sizes = [path.stat().st_size for path in (tmp_path / "rows").iterdir()]
     assert max(sizes) <= 64 + 3 * 30 * 4000
+
+
+def test_whose_rows_were_written():
+    store = ClientStore(5, "host", CPU)
+    store.declare("a", 1, torch.float32, fill=float("nan"))
+    assert store.has_rows("a", torch.tensor([0, 4])).tolist() == [False, False]
+    store.scatter("a", torch.tensor([4]), torch.full((1, 1), float("nan")))
+    assert store.has_rows("a", torch.tensor([4, 0, 4])).tolist() == [True, False, True]
+    with pytest.raises(ValueError, match="no client slot 'b'"):
+        store.has_rows("b", torch.tensor([0]))
+    with pytest.raises(ValueError, match="must be 0 to 4, not 5"):
+        store.has_rows("a", torch.tensor([5]))

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from lfl.storage import row_file
 from lfl.storage.checkpoint_file import CheckpointError
 from lfl.storage.row_file import RowFile, grown
 
@@ -214,3 +215,40 @@ class RowFileAgainstDict(RuleBasedStateMachine):
 
 RowFileAgainstDict.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestRowFileAgainstDict = RowFileAgainstDict.TestCase
+
+
+@pytest.mark.parametrize("missing", [["pwrite", "preadv", "pread"], ["preadv"], ["pwrite"]])
+def test_systems_without_positioned_calls(tmp_path, monkeypatch, missing):
+    """Windows has none of them, older macOS no ``preadv``: the same file, and the same rows."""
+    for name in missing:
+        monkeypatch.delattr(os, name)
+    file = RowFile(tmp_path / "a.rows", row_bytes=4)
+    file.write(torch.tensor([0, 1]), rows_of(1, 2))
+    saved = file.snapshot("first")
+    file.write(torch.tensor([1, 2]), rows_of(3, 4))
+    assert file.read(torch.tensor([2, 0, 1]))[:, 0].tolist() == [4, 1, 3]
+    assert saved_rows(saved, tmp_path) == [1, 2]
+    file.close()
+    with pytest.raises(CheckpointError, match="not the one of this checkpoint"):
+        saved_rows({**saved, "token": "x"}, tmp_path)
+    os.truncate(tmp_path / "a.rows", HEADER + 2)
+    with pytest.raises(CheckpointError, match="is truncated"):
+        saved_rows(saved, tmp_path)
+
+
+def test_rows_are_bytes_on_windows_too(tmp_path, monkeypatch):
+    """There, files are opened as text unless a flag says otherwise."""
+    opened, real = [], os.open
+
+    def watched(path, flags, *mode):
+        opened.append(flags)
+        return real(path, flags & ~(1 << 30), *mode)
+
+    monkeypatch.setattr(row_file, "_BINARY", 1 << 30)
+    monkeypatch.setattr(os, "open", watched)
+    monkeypatch.delattr(os, "O_DIRECTORY")
+    file = RowFile(tmp_path / "a.rows", row_bytes=4)
+    file.write(torch.tensor([0]), rows_of(10))
+    assert saved_rows(file.snapshot("first"), tmp_path) == [10]
+    file.close()
+    assert [flags >> 30 for flags in opened] == [1, 1]

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import torch
 
-from lfl.loop import NonFiniteUpdateError
+from lfl.hooks import NonFiniteUpdateError
 from tools import CONFIGS
 from tools.papers.runs import RunFolder, fit, newest
 from tools.papers.summaries import last_tenth, mean_and_deviation

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from lfl.loop import NonFiniteUpdateError
+from lfl.hooks import NonFiniteUpdateError
 from tools.papers.runs import RunFolder, fit, newest
 
 Series = dict[int, float]
