@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from jsonargparse import lazy_instance
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import Trainer
 from torch import Tensor
 from torch.utils.data import Subset
 from typing_extensions import override
 
+from lfl.arguments import fresh_default, lazy_default
 from lfl.data.base import Batch, FederatedData
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import DirichletPartitioner, Partitioner, match_label_mix
@@ -18,11 +18,6 @@ from lfl.data.sources import MNIST5000, Data, Source, TensorData, groups_of, num
 from lfl.data.stores import Loader, Store, make_store
 from lfl.data.transforms import BatchTransform
 from lfl.randomness import client_keys, generator
-
-# Lazy instances, because of which the command line can print the defaults and change them in part
-# (`--data.partitioner.alpha 0.1`).
-_SOURCE: Source = lazy_instance(MNIST5000)
-_PARTITIONER: Partitioner = lazy_instance(DirichletPartitioner)
 
 
 class FederatedDataModule(FederatedData):
@@ -60,8 +55,8 @@ class FederatedDataModule(FederatedData):
 
     def __init__(
         self,
-        source: Source = _SOURCE,
-        partitioner: Partitioner = _PARTITIONER,
+        source: Source = lazy_default(MNIST5000),
+        partitioner: Partitioner = lazy_default(DirichletPartitioner),
         num_clients: PositiveInt = 100,
         batch_size: PositiveInt = 10,
         eval_batch_size: PositiveInt = 1000,
@@ -73,9 +68,8 @@ class FederatedDataModule(FederatedData):
         num_workers: NonNegativeInt = 0,
     ) -> None:
         super().__init__()
-        # The command line makes real objects of lazy instances; from Python they have no attributes yet.
-        self.source: Source = MNIST5000() if source is _SOURCE else source
-        self.partitioner: Partitioner = DirichletPartitioner() if partitioner is _PARTITIONER else partitioner
+        self.source = fresh_default(source)
+        self.partitioner = fresh_default(partitioner)
         self.num_clients = num_clients
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
