@@ -15,7 +15,7 @@ import torch
 from lfl.randomness import derive_seed
 
 _Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LEVELS = 3  # of lists, tuples and dictionaries in which an attribute's generators are looked for
 _LONGEST = 1000  # a longer list is data, not a list of generators
 _LOW = 0xFFFFFFFF
@@ -96,7 +96,7 @@ class HostGenerators:
             self.restore(state)
 
     def _find(self, name: str, value: Any, levels: int) -> None:
-        if isinstance(value, _KINDS):
+        if isinstance(value, GENERATORS):
             # The global ones may be attributes too. A generator of the operating system has no state.
             is_known = any(value is known for known in (*self.own.values(), *_global_ones()))
             if not is_known and not isinstance(value, random.SystemRandom):

@@ -2,6 +2,7 @@
 
 from lfl.data.base import Batch, FederatedData
 from lfl.data.datamodule import FederatedDataModule
+from lfl.data.examples import TensorData
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import (
     ClassesPerClientPartitioner,
@@ -13,7 +14,7 @@ from lfl.data.partitioners import (
     ShardPartitioner,
     match_label_mix,
 )
-from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source, TensorData
+from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source
 from lfl.data.torchvision_source import TorchvisionSource
 from lfl.data.transforms import BatchTransform, Normalize, RandomCrop, RandomHorizontalFlip, ToFloat
 

@@ -169,7 +169,9 @@ def test_a_saved_partition_is_used(tmp_path):
     assert ramp(partition_path=path).partition.fingerprint() == ramp(seed=3).partition.fingerprint()
     with pytest.raises(ValueError, match="is for 5 clients, but `num_clients=6`: set it to 5"):
         ramp(partition_path=path, num_clients=6)
-    with pytest.raises(ValueError, match="deals 60 training examples, but not the 45 that `source`, `val_fraction`"):
+    with pytest.raises(
+        ValueError, match="deals 60 training examples, but 15 of them are not among the 45 that `source`"
+    ):
         ramp(partition_path=path, val_fraction=0.25)
 
 
