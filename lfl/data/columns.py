@@ -142,8 +142,12 @@ def _as_names(array: NDArray[Any], name: str) -> Column:
     values = [value.decode() if isinstance(value, bytes) else value for value in array.ravel().tolist()]
     if array.dtype.kind == "O" and values and all(isinstance(v, int | float | np.number) for v in values):
         return _as_tensor(np.array(values).reshape(array.shape), name)
-    wrong = next(((i, value) for i, value in enumerate(values) if not isinstance(value, str)), None)
-    if wrong is not None:
+    are_names = [isinstance(value, str) for value in values]
+    if not all(are_names):
+        # The first that is neither name nor number, or else the first that is not like those before.
+        odd = (i for i, value in enumerate(values) if not isinstance(value, str | int))
+        place = next(odd, are_names.index(not are_names[0]) if any(are_names) else 0)
+        wrong = place, values[place]
         raise DataError(
             f"Entry {wrong[0]} of {name} is {str(wrong[1])[:40]!r}, a {type(wrong[1]).__name__}: all must be "
             "numbers, or all names (str)."

@@ -93,8 +93,6 @@ def _is_numeric(value: Any) -> bool:
 
 def _look(data: Data, name: str, num_classes: int, in_memory: bool) -> _Look:
     if isinstance(data, TensorData):
-        if not len(data):
-            raise DataError(f"{name} has no examples.")
         _warn_of_nan(data.inputs, name)
         return _Look(data, name, data.targets, data.groups, data.inputs, data.classes, data.users)
     data = data.dataset if isinstance(data, ItemData) else data
@@ -145,14 +143,17 @@ def _read(reader: ItemReader, positions: Sequence[int], keeps_inputs: bool) -> t
 def _learned(names: Column, labels: Tensor, positions: Sequence[int], name: str) -> tuple[str, ...]:
     """Which name belongs to which label, where `targets` has names and items have numbers."""
     known: dict[int, str] = {}
+    labels_of: dict[str, int] = {}
     if not is_label(labels):
         raise DataError(f"`targets` of {name} are names, but its items have targets of shape {list(labels.shape[1:])}.")
     for position, label in zip(positions, labels.tolist(), strict=True):
-        other = known.setdefault(label, str(names[position]))
-        if other != names[position]:
+        said = str(names[position])
+        other, usual = known.setdefault(label, said), labels_of.setdefault(said, label)
+        if other != said or usual != label:
+            elsewhere = f"others called so have {usual}" if usual != label else f"others that have it are {other!r}"
             raise DataError(
-                f"`targets` of {name} calls example {position} {str(names[position])!r}, but its item has the label "
-                f"{label}, as those called {other!r}: one of the two is wrong."
+                f"`targets` of {name} calls example {position} {said!r}, but its item has the label {label}, while "
+                f"{elsewhere}: one of the two is wrong."
             )
     return tuple(known.get(label, "") for label in range(max(known) + 1))
 

@@ -76,6 +76,8 @@ class ItemReader(Dataset[Any]):
 
     def batch(self, places: list[Place]) -> list[Tensor]:
         """The items at ``places``, each of their parts as one tensor (n, ...)."""
+        if not places:  # an empty batch has the shape of the others
+            return [part[:0] for part in self.batch([(0, None)])]
         items = self.items(places)
         inputs, targets, *others = [self._stacked(part, places) for part in zip(*items, strict=False)]
         targets = encoded(as_column(targets, f"targets of {self.name}"), self.classes, self.name)

@@ -20,6 +20,7 @@ from lfl.data import (
     ShardPartitioner,
     match_label_mix,
 )
+from lfl.data.partitioners import keeps_groups_whole, match_groups
 
 PARTITIONERS = [
     IIDPartitioner(),
@@ -263,3 +264,28 @@ def test_rounding_is_unbiased():
 def test_regression_targets_split_by_size():
     train = IndexSets(torch.arange(40), torch.tensor([0, 30, 40]))
     assert match_label_mix(train, torch.rand(40, 2), torch.rand(8, 2), 0).sizes.tolist() == [6, 2]
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_clients=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_test_examples_follow_their_groups(num_clients, seed):
+    """Each group lies with one client, so all its test examples do; those of groups without training are nobody's."""
+    draws = torch.Generator().manual_seed(seed)
+    groups = torch.randint(8, (200,), generator=draws) * 1000 + 5
+    test_groups = torch.randint(12, (100,), generator=draws) * 1000 + 5
+    train = NaturalPartitioner().split(groups, groups, min(num_clients, len(groups.unique())), seed)
+    test = match_groups(train, groups, test_groups, seed)
+    owner = dict(zip(groups[train.indices].tolist(), train.owners.tolist(), strict=True))
+    got = dict(zip(test.indices.tolist(), test.owners.tolist(), strict=True))
+    assert got == {j: owner[g] for j, g in enumerate(test_groups.tolist()) if g in owner}
+    assert keeps_groups_whole(train, groups) == (len(train) > 1)
+
+
+def test_a_group_that_is_divided_is_tested_by_its_shares():
+    """Clients 0 and 1 have 3 and 1 of the 4 examples of group 7; client 1 has group 8."""
+    train, groups = IndexSets(torch.arange(6), torch.tensor([0, 3, 6])), torch.tensor([7, 7, 7, 7, 8, 8])
+    test = match_groups(train, groups, torch.tensor([7] * 8 + [8, 9]), 0)
+    assert test.sizes.tolist() == [6, 3]
+    assert 8 in test.client(1).tolist()
+    assert not keeps_groups_whole(train, groups)
+    assert not keeps_groups_whole(train, torch.arange(6))  # nothing to keep together
