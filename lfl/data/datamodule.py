@@ -1,5 +1,6 @@
 """The data module of a federation: one data set, split among N clients by a partitioner."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -320,13 +321,11 @@ def _users_of(sets: IndexSets, train: Examples) -> tuple[tuple[int | str, ...], 
     """Ids of the natural groups of each client's training examples, ascending."""
     assert train.groups is not None
     ids, group = compact_labels(train.groups[sets.indices])
-    pairs = torch.unique(sets.owners * len(ids) + group)
-    owned = [ids[pair % len(ids)].tolist() for pair in _split_by(pairs // max(len(ids), 1), pairs, len(sets))]
-    return tuple(tuple(train.users[i] if train.users else i for i in row) for row in owned)
-
-
-def _split_by(owners: Tensor, values: Tensor, count: int) -> tuple[Tensor, ...]:
-    return torch.split(values, torch.bincount(owners, minlength=count).tolist())
+    pairs = torch.unique(sets.owners * len(ids) + group)  # of client and group, in this order
+    counts = torch.bincount(pairs // max(len(ids), 1), minlength=len(sets)).tolist()
+    owned = iter(ids[pairs % len(ids)].tolist())
+    rows = [tuple(itertools.islice(owned, count)) for count in counts]
+    return tuple(tuple(train.users[i] for i in row) if train.users else row for row in rows)
 
 
 def _say_how_many_are_left(count: int, total: int, kind: str, reason: str) -> None:
