@@ -15,14 +15,9 @@ from lfl.arguments import fresh_default, lazy_default
 from lfl.data.base import Batch, FederatedData
 from lfl.data.examined import examined
 from lfl.data.examples import Examples
+from lfl.data.matching import keeps_groups_whole, match_groups, match_label_mix
 from lfl.data.partition import IndexSets, Partition
-from lfl.data.partitioners import (
-    DirichletPartitioner,
-    Partitioner,
-    keeps_groups_whole,
-    match_groups,
-    match_label_mix,
-)
+from lfl.data.partitioners import DirichletPartitioner, Partitioner
 from lfl.data.sampling import compact_labels
 from lfl.data.sources import MNIST5000, Source
 from lfl.data.stores import DatasetStore, Loader, Store, make_store

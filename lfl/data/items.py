@@ -124,6 +124,8 @@ class ItemReader(Dataset[Any]):
         try:
             return default_collate(list(values))
         except RuntimeError as error:  # of `stack`, without saying where
+            if len({np.shape(value) for value in values}) == 1:
+                raise
             raise differing(values, [position for position, _ in places], self.name) from error
 
 
