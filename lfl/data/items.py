@@ -118,7 +118,11 @@ class ItemReader(Dataset[Any]):
         position, key = place
         address = ("position", self.seed, position) if key is None else ("key", key)
         self.generators.seed("item", *address)
-        return self.dataset[position]
+        try:
+            return self.dataset[position]
+        except Exception as error:
+            error.add_note(f"This is item {position} of {self.name}, which has {len(self)}.")
+            raise
 
     def _stacked(self, values: Sequence[Any], places: Sequence[Place]) -> Any:
         try:

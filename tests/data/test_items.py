@@ -156,8 +156,15 @@ def test_errors_of_a_data_set_stay_its_own() -> None:
     def fail(_: Any) -> Any:
         raise KeyError("no such file")
 
+    reader = ItemReader(Drawing(fail), "mine")
     with pytest.raises(KeyError, match="no such file"):
-        ItemReader(Drawing(fail))[0]
+        _ = reader.generators
+    reader.dataset.draw = lambda _: torch.zeros(4)
+    reader[0]
+    reader.dataset.draw = fail
+    with pytest.raises(KeyError, match="no such file") as raised:
+        reader[3]
+    assert raised.value.__notes__ == ["This is item 3 of mine, which has 80."]
 
 
 class Net(LightningModule):
