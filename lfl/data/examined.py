@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -93,7 +93,7 @@ def _is_numeric(value: Any) -> bool:
 
 def _look(data: Data, name: str, num_classes: int, in_memory: bool) -> _Look:
     if isinstance(data, TensorData):
-        _warn_of_nan(data.inputs, name)
+        _say_where_nan_is(data.inputs, name)
         return _Look(data, name, data.targets, data.groups, data.inputs, data.classes, data.users)
     data = data.dataset if isinstance(data, ItemData) else data
     reader = ItemReader(data, name)
@@ -255,9 +255,10 @@ def _check_range(targets: Tensor, name: str, num_classes: int) -> None:
         )
 
 
-def _warn_of_nan(inputs: Tensor, name: str) -> None:
+def _say_where_nan_is(inputs: Tensor, name: str) -> None:
+    # Said, not refused: a module may know what to do with missing values; if not, training ends and names the client.
     # The sum first, which takes no memory; it may also be NaN for other reasons.
     if inputs.is_floating_point() and bool(inputs.sum().isnan()):
         broken = inputs.reshape(len(inputs), -1).isnan().any(1).nonzero().flatten()
         if len(broken):
-            rank_zero_warn(f"{len(broken)} inputs of {name} hold NaN, the first is example {int(broken[0])}.")
+            rank_zero_info(f"{len(broken)} inputs of {name} hold NaN, the first is example {int(broken[0])}.")

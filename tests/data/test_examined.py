@@ -113,7 +113,7 @@ def test_the_test_set_is_examined_too(in_memory: bool) -> None:
         setup(Items(), Items(8, labels=[0] * 7 + [9]), in_memory)
 
 
-def test_sources_that_give_tensors_are_examined_too() -> None:
+def test_sources_that_give_tensors_are_examined_too(caplog: pytest.LogCaptureFixture) -> None:
     x, y = torch.zeros(4, 2), torch.tensor([[0], [1], [2], [3]])
     train, _ = examined(TensorData(x, y), TensorData(x, y), 4)
     assert train.targets.tolist() == [0, 1, 2, 3]
@@ -122,8 +122,9 @@ def test_sources_that_give_tensors_are_examined_too() -> None:
     ):
         examined(TensorData(x, y), TensorData(x, y), 3)
     x[2, 1] = torch.nan
-    with pytest.warns(UserWarning, match="1 inputs of `train` of Mine hold NaN, the first is example 2"):
+    with caplog.at_level("INFO"):
         examined(TensorData(x, y), TensorData(x[:1], y[:1]), 4, "Mine")
+    assert "1 inputs of `train` of Mine hold NaN, the first is example 2." in caplog.text
 
 
 @BOTH
