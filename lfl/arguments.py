@@ -7,6 +7,8 @@ import math
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from jsonargparse import lazy_instance
+
 T = TypeVar("T")
 
 
@@ -42,10 +44,21 @@ def check_number(
     raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be {' '.join([wanted, *limits])}.")
 
 
-def fresh_default(value: T) -> T:
-    """Return a new object if ``value`` is a ``lazy_instance`` default, else ``value`` itself.
+def lazy_default(kind: type[T], **settings: Any) -> T:
+    """Return a ``lazy_instance`` for a signature, which says in one line what it stands for: ``kind(settings)``.
 
-    A signature says ``lazy_instance(MeanAggregator)`` so that ``--print_config`` shows it and
+    Without that, a class with a ``__repr__`` of its own would show jsonargparse's attributes, which hold one another:
+    ``help`` printed millions of characters.
+    """
+    value: T = lazy_instance(kind, **settings)
+    type(value).__repr__ = _text_of_lazy  # type: ignore[method-assign]
+    return value
+
+
+def fresh_default(value: T) -> T:
+    """Return a new object if ``value`` is a ``lazy_default``, else ``value`` itself.
+
+    A signature says ``lazy_default(MeanAggregator)`` so that ``--print_config`` shows it and
     ``--trainer.aggregator.weighting uniform`` changes it. From Python all trainers would share that one object.
     """
     if not hasattr(value, "lazy_get_init_args"):
@@ -53,3 +66,9 @@ def fresh_default(value: T) -> T:
     # jsonargparse makes the default an instance of a generated class with bases (its own mixin, the real class).
     kind: type[T] = type(value).__bases__[1]
     return kind(**value.lazy_get_init_args().as_dict())
+
+
+def _text_of_lazy(value: Any) -> str:
+    settings = value.lazy_get_init_args().as_dict()
+    kind = type(value).__bases__[1]
+    return f"{kind.__name__}({', '.join(f'{name}={setting!r}' for name, setting in settings.items())})"

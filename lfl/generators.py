@@ -15,7 +15,7 @@ import torch
 from lfl.randomness import derive_seed
 
 _Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LEVELS = 3  # of lists, tuples and dictionaries in which an attribute's generators are looked for
 _LONGEST = 1000  # a longer list is data, not a list of generators
 _LOW = 0xFFFFFFFF
@@ -96,7 +96,7 @@ class HostGenerators:
             self.restore(state)
 
     def _find(self, name: str, value: Any, levels: int) -> None:
-        if isinstance(value, _KINDS):
+        if isinstance(value, GENERATORS):
             # The global ones may be attributes too. A generator of the operating system has no state.
             is_known = any(value is known for known in (*self.own.values(), *_global_ones()))
             if not is_known and not isinstance(value, random.SystemRandom):
@@ -124,11 +124,12 @@ def _reseed(generator: _Own, seed: int) -> None:
         generator.seed(seed)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
-    elif (bits := generator.get_state(legacy=False))["bit_generator"] == "MT19937":
-        generator.seed(seed & _LOW)
-    else:  # `seed` refuses all others
-        fresh = getattr(np.random, str(bits["bit_generator"]))(seed)
-        generator.set_state({**fresh.state, "has_gauss": 0, "gauss": 0.0})
+    else:
+        try:
+            generator.seed(seed & _LOW)
+        except TypeError:  # its bits are not those of a Mersenne twister
+            kind = getattr(np.random, str(generator.get_state(legacy=False)["bit_generator"]))
+            generator.set_state({**kind(seed).state, "has_gauss": 0, "gauss": 0.0})
 
 
 def _state_of(generator: _Own) -> Any:
@@ -136,9 +137,9 @@ def _state_of(generator: _Own) -> Any:
         return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
-    # `legacy=False`: a dictionary, which all kinds of bits have.
-    is_new = isinstance(generator, np.random.Generator)
-    return generator.bit_generator.state if is_new else generator.get_state(legacy=False)
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)  # a dictionary, which all kinds of bits have
 
 
 def _put_back(generator: _Own, state: Any) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jsonargparse import lazy_instance
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -16,7 +15,7 @@ from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
 from lfl.aggregation import Aggregator, MeanAggregator
-from lfl.arguments import fresh_default
+from lfl.arguments import fresh_default, lazy_default
 from lfl.building import RunBuilder
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
@@ -90,7 +89,7 @@ class FederatedTrainer(LightningFacade):
         strategy: str = "auto",
         precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true",
         max_rounds: NonNegativeInt = 100,
-        participation: Participation = lazy_instance(UniformParticipation, clients_per_round=10),
+        participation: Participation = lazy_default(UniformParticipation, clients_per_round=10),
         local_epochs: PositiveInt | None = None,
         local_steps: PositiveInt | None = None,
         local_phases: list[LocalPhase] | None = None,
@@ -98,7 +97,7 @@ class FederatedTrainer(LightningFacade):
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         cohort_size: PositiveInt | None = None,
         trace_steps: bool | Literal["compile"] = False,
-        aggregator: Aggregator = lazy_instance(MeanAggregator),
+        aggregator: Aggregator = lazy_default(MeanAggregator),
         server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer] = lambda params: torch.optim.SGD(
             params, lr=1.0
         ),
@@ -111,7 +110,7 @@ class FederatedTrainer(LightningFacade):
         check_val_every_n_rounds: PositiveInt = 1,
         callbacks: list[FederatedCallback] | FederatedCallback | None = None,
         logger: Logger | list[Logger] | bool = True,
-        checkpoint: Checkpointing | None = lazy_instance(Checkpointing),
+        checkpoint: Checkpointing | None = lazy_default(Checkpointing),
         default_root_dir: str = "runs",
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,

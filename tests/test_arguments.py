@@ -1,13 +1,17 @@
 """Checks of arguments from Python, and defaults of one's own."""
 
+import inspect
 import math
+import pydoc
 
 import numpy as np
 import pytest
-from jsonargparse import lazy_instance
 
 from lfl.aggregation import MeanAggregator
-from lfl.arguments import check_choice, check_number, fresh_default
+from lfl.arguments import check_choice, check_number, fresh_default, lazy_default
+from lfl.callbacks import SSF
+from lfl.data import FederatedDataModule
+from lfl.trainer import FederatedTrainer
 
 
 def test_choices() -> None:
@@ -49,9 +53,25 @@ def test_an_argument_of_the_trainer_has_no_owner() -> None:
 
 
 def test_a_lazy_default_becomes_an_object_of_ones_own() -> None:
-    default = lazy_instance(MeanAggregator, weighting="uniform")
+    default = lazy_default(MeanAggregator, weighting="uniform")
     first, second = fresh_default(default), fresh_default(default)
     assert type(first) is MeanAggregator
     assert first.weighting == "uniform"
     assert first is not second
     assert fresh_default(first) is first
+
+
+@pytest.mark.parametrize(
+    ("owner", "texts"),
+    [
+        (FederatedDataModule, ["MNIST5000()", "DirichletPartitioner()"]),
+        (FederatedTrainer, ["UniformParticipation(clients_per_round=10)", "MeanAggregator()", "Checkpointing()"]),
+        (SSF, ["LayerwiseSubspace(rank=0.2)"]),
+    ],
+)
+def test_help_shows_defaults_as_one_would_write_them(owner: type, texts: list[str]) -> None:
+    """Sources and subspaces have texts of their own, which once took millions of characters here."""
+    signature = str(inspect.signature(owner.__init__))
+    assert len(signature) < 4000
+    assert all(f"= {text}" in signature for text in texts)
+    assert len(pydoc.render_doc(owner)) < 100_000

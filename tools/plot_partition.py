@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from lfl.data import FederatedDataModule, Partition
-from lfl.data.sources import targets_of
+from lfl.data.examined import examined
 
 
 def labels_of(config: Path) -> Tensor:
@@ -38,7 +38,8 @@ def labels_of(config: Path) -> Tensor:
         warnings.simplefilter("ignore")
         data: Any = parser.instantiate(parser.parse_object({"data": settings})).data
     data.source.check()
-    return targets_of(data.source.load()[0])
+    train, test = data.source.load()
+    return examined(train, test, data.num_classes)[0].targets
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

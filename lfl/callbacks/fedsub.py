@@ -6,12 +6,11 @@ The update is that of the authors' public code (github.com/JimmyAwoe/FedSub) for
 from typing import Literal
 
 import torch
-from jsonargparse import lazy_instance
 from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.arguments import fresh_default
+from lfl.arguments import fresh_default, lazy_default
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.client.layout import ParameterLayout
 from lfl.client.step import LocalStep
@@ -46,7 +45,7 @@ class FedSub(FederatedCallback):
 
     def __init__(
         self,
-        subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
+        subspace: Subspace = lazy_default(LayerwiseSubspace, rank=0.2),
         refresh_every: PositiveInt = 5,
         variant: Literal["public", "stale"] = "public",
     ) -> None:

@@ -7,12 +7,11 @@ local optimizer runs on z with y = x + P^T z. The paper writes the same as a pro
 from typing import Any
 
 import torch
-from jsonargparse import lazy_instance
 from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.arguments import fresh_default
+from lfl.arguments import fresh_default, lazy_default
 from lfl.callback import FederatedCallback, Gradient, refuse_lossy_codecs
 from lfl.callbacks.scaffold import ControlUpdate, Scaffold
 from lfl.client.layout import ParameterLayout
@@ -50,7 +49,7 @@ class SSF(FederatedCallback):
 
     def __init__(
         self,
-        subspace: Subspace = lazy_instance(LayerwiseSubspace, rank=0.2),
+        subspace: Subspace = lazy_default(LayerwiseSubspace, rank=0.2),
         refresh_every: PositiveInt = 1,
         control_update: ControlUpdate = "increment",
     ) -> None:

@@ -2,6 +2,8 @@
 
 from lfl.data.base import Batch, FederatedData
 from lfl.data.datamodule import FederatedDataModule
+from lfl.data.examples import TensorData
+from lfl.data.matching import match_label_mix
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import (
     ClassesPerClientPartitioner,
@@ -11,9 +13,8 @@ from lfl.data.partitioners import (
     Partitioner,
     QuantitySkewPartitioner,
     ShardPartitioner,
-    match_label_mix,
 )
-from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source, TensorData
+from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source
 from lfl.data.torchvision_source import TorchvisionSource
 from lfl.data.transforms import BatchTransform, Normalize, RandomCrop, RandomHorizontalFlip, ToFloat
 

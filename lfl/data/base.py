@@ -70,7 +70,7 @@ class FederatedData(LightningDataModule, ABC):
     @property
     @abstractmethod
     def has_random_transforms(self) -> bool:
-        """Whether the training transforms are random, so that ``gather`` needs keys."""
+        """Whether training batches hold draws, of transforms or of a data set, for which ``gather`` needs keys."""
 
     @abstractmethod
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -82,8 +82,8 @@ class FederatedData(LightningDataModule, ABC):
 
         Args:
             indices: positions in the training set, (clients, examples) int64.
-            keys: one int64 key for each example, of the same shape. Random transforms may depend on nothing else. May
-                be None unless ``has_random_transforms``.
+            keys: one int64 key for each example, of the same shape. Random transforms, and what a data set draws when
+                it is read, depend on nothing else. May be None unless ``has_random_transforms``.
 
         Returns:
             Inputs, targets and whatever else the data has, each (clients, examples, ...), on the device of ``place``.

@@ -1,28 +1,28 @@
 """The data module of a federation: one data set, split among N clients by a partitioner."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from jsonargparse import lazy_instance
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import Trainer
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils.data import Subset
 from typing_extensions import override
 
+from lfl.arguments import fresh_default, lazy_default
 from lfl.data.base import Batch, FederatedData
+from lfl.data.examined import examined
+from lfl.data.examples import Examples
+from lfl.data.matching import keeps_groups_whole, match_groups, match_label_mix
 from lfl.data.partition import IndexSets, Partition
-from lfl.data.partitioners import DirichletPartitioner, Partitioner, match_label_mix
-from lfl.data.sources import MNIST5000, Data, Source, TensorData, groups_of, num_examples, targets_of
-from lfl.data.stores import Loader, Store, make_store
+from lfl.data.partitioners import DirichletPartitioner, Partitioner
+from lfl.data.sampling import compact_labels
+from lfl.data.sources import MNIST5000, Source
+from lfl.data.stores import DatasetStore, Loader, Store, make_store
 from lfl.data.transforms import BatchTransform
 from lfl.randomness import client_keys, generator
-
-# Lazy instances, because of which the command line can print the defaults and change them in part
-# (`--data.partitioner.alpha 0.1`).
-_SOURCE: Source = lazy_instance(MNIST5000)
-_PARTITIONER: Partitioner = lazy_instance(DirichletPartitioner)
 
 
 class FederatedDataModule(FederatedData):
@@ -42,8 +42,15 @@ class FederatedDataModule(FederatedData):
         train_transforms: transforms of training batches, in order.
         test_transforms: transforms of validation and test batches, in order; none may be random.
         seed: seed of the validation examples, the partition, and the order and augmentation in central training.
-        partition_path: file written by ``Partition.save``, used instead of ``partitioner``.
+        partition_path: file used instead of ``partitioner``: written by ``Partition.save``, or JSON ``{client:
+            [positions]}``, or CSV ``client,index``; see ``Partition.load``. It may leave examples out; if it names no
+            test examples, they are dealt here.
         num_workers: number of processes that read ahead; for data that is not in memory.
+        num_examples: deal only so many training examples, drawn by ``seed``; none for all.
+
+    Attributes:
+        classes: name of each class, by label, where the data's labels are names.
+        users: ids of each client's natural groups (users, writers), where clients consist of such.
 
     Raises:
         ValueError: a value is out of range, or a test transform is random.
@@ -60,8 +67,8 @@ class FederatedDataModule(FederatedData):
 
     def __init__(
         self,
-        source: Source = _SOURCE,
-        partitioner: Partitioner = _PARTITIONER,
+        source: Source = lazy_default(MNIST5000),
+        partitioner: Partitioner = lazy_default(DirichletPartitioner),
         num_clients: PositiveInt = 100,
         batch_size: PositiveInt = 10,
         eval_batch_size: PositiveInt = 1000,
@@ -71,11 +78,11 @@ class FederatedDataModule(FederatedData):
         seed: int = 0,
         partition_path: str | None = None,
         num_workers: NonNegativeInt = 0,
+        num_examples: PositiveInt | None = None,
     ) -> None:
         super().__init__()
-        # The command line makes real objects of lazy instances; from Python they have no attributes yet.
-        self.source: Source = MNIST5000() if source is _SOURCE else source
-        self.partitioner: Partitioner = DirichletPartitioner() if partitioner is _PARTITIONER else partitioner
+        self.source = fresh_default(source)
+        self.partitioner = fresh_default(partitioner)
         self.num_clients = num_clients
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -85,6 +92,7 @@ class FederatedDataModule(FederatedData):
         self.seed = seed
         self.partition_path = partition_path
         self.num_workers = num_workers
+        self.num_examples = num_examples
         self.num_classes = self.source.num_classes
         self._passes = 0  # over the pooled data, without a trainer to count epochs
         self._stores: dict[str, Store] = {}  # train, test and val; made in `setup`
@@ -101,25 +109,36 @@ class FederatedDataModule(FederatedData):
 
         Raises:
             FileNotFoundError: the data or the saved partition is missing.
-            ValueError: the partition cannot be made, or the saved one belongs to other data.
+            ValueError: the data does not fit together, the partition cannot be made, or the one in the file belongs to
+                other data.
         """
         del stage
         if self._stores:
             return
         self.source.check()
         train, test = self.source.load()
-        held_out, kept = self._hold_out(num_examples(train))
-        if self.partition_path:
-            self.partition = self._load_partition(kept, test)
-        else:
-            self.partition = self._make_partition(train, kept, test)
+        train, test = examined(train, test, self.num_classes, type(self.source).__name__)
+        held_out, kept = self._hold_out(len(train))
+        self.partition = self._partition(train, kept, test)
         self._stores = {"train": self._store(train, self.train_transforms), "test": self._store(test)}
-        self._stores["val"] = self._store(_subset(train, held_out)) if len(held_out) else self._stores["test"]
+        self._stores["val"] = self._store(train.subset(held_out)) if len(held_out) else self._stores["test"]
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Name of each class, by label; None if classes have no names."""
+        return self.partition.classes
+
+    @property
+    def users(self) -> tuple[tuple[int | str, ...], ...] | None:
+        """Ids of the natural groups that each client consists of; None if clients do not consist of groups."""
+        return self.partition.users
 
     @property
     @override
     def has_random_transforms(self) -> bool:
-        return any(transform.draws for transform in self.train_transforms)
+        # Whether a data set draws cannot be known beforehand: items that are read get keys in any case.
+        is_read = isinstance(self._stores.get("train"), DatasetStore)
+        return is_read or any(transform.draws for transform in self.train_transforms)
 
     @override
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -196,34 +215,80 @@ class FederatedDataModule(FederatedData):
             )
         return order[:num_held_out].sort().values, order[num_held_out:].sort().values
 
-    def _make_partition(self, train: Data, kept: Tensor, test: Data) -> Partition:
-        """Deal the examples at positions ``kept`` of the training set, and all test examples, to the clients."""
-        targets = targets_of(train)
-        groups = groups_of(train)
-        kept_groups = None if groups is None else groups[kept]
-        dealt = self.partitioner.split(targets[kept], kept_groups, self.num_clients, self.seed)
-        # The partitioner sees the kept examples only: its positions are translated into those of the whole set.
-        sets = IndexSets(kept[dealt.indices], dealt.offsets)
-        return Partition(sets, match_label_mix(sets, targets, targets_of(test), self.seed))
+    def _partition(self, train: Examples, kept: Tensor, test: Examples) -> Partition:
+        """Load or make the partition of the examples at positions ``kept`` of the training set, and of the test set."""
+        found = self._load_partition(train, kept, test) if self.partition_path else None
+        sets = self._deal(train, kept) if found is None else found.train
+        by_groups = self._consists_of_groups(sets, train)
+        dealt = (
+            found.test
+            if found is not None and len(found.test.indices)
+            else self._deal_test(sets, train, test, by_groups)
+        )
+        users = _users_of(sets, train) if by_groups else None
+        return Partition(sets, dealt, users if found is None or found.users is None else found.users, train.classes)
 
-    def _load_partition(self, kept: Tensor, test: Data) -> Partition:
-        """Load the saved partition, and check that it deals exactly the examples that this data has."""
+    def _deal(self, train: Examples, kept: Tensor) -> IndexSets:
+        if self.num_examples is not None:
+            if self.num_examples > len(kept):
+                raise ValueError(
+                    f"`num_examples={self.num_examples}` but there are {len(kept)} training examples: lower it."
+                )
+            drawn = torch.randperm(len(kept), generator=generator(self.seed, "num_examples"))[: self.num_examples]
+            kept = kept[drawn.sort().values]
+        groups = None if train.groups is None else train.groups[kept]
+        dealt = self.partitioner.split(train.targets[kept], groups, self.num_clients, self.seed)
+        # The partitioner sees the kept examples only: its positions are translated into those of the whole set.
+        return IndexSets(kept[dealt.indices], dealt.offsets)
+
+    def _consists_of_groups(self, sets: IndexSets, train: Examples) -> bool:
+        """Whether clients consist of natural groups: as the partitioner says, or as can be seen."""
+        if train.groups is None:
+            return False
+        has_chosen = not self.partition_path and self.partitioner.uses_groups
+        return has_chosen or keeps_groups_whole(sets, train.groups)
+
+    def _deal_test(self, sets: IndexSets, train: Examples, test: Examples, by_groups: bool) -> IndexSets:
+        if not by_groups or train.groups is None or test.groups is None:
+            if by_groups:
+                rank_zero_warn(
+                    "The clients consist of natural groups, but the test set has no `groups`: clients are tested on "
+                    "their mix of classes, not on examples of their own groups."
+                )
+            return match_label_mix(sets, train.targets, test.targets, self.seed)
+        dealt = match_groups(sets, train.groups, test.groups, self.seed)
+        _say_how_many_are_left(len(test) - len(dealt.indices), len(test), "test", "no client trains on their groups")
+        return dealt
+
+    def _load_partition(self, train: Examples, kept: Tensor, test: Examples) -> Partition:
+        """Load the partition of a file, and check that it deals examples that this data has, each once."""
+        path = f"`partition_path={self.partition_path!r}`"
         partition = Partition.load(str(self.partition_path))
         if partition.num_clients != self.num_clients:
             raise ValueError(
-                f"`partition_path={self.partition_path!r}` is for {partition.num_clients} clients, but "
+                f"{path} is for {partition.num_clients} clients, but "
                 f"`num_clients={self.num_clients}`: set it to {partition.num_clients} or take another file."
             )
-        expected = (("training", partition.train, kept), ("test", partition.test, torch.arange(num_examples(test))))
-        for name, sets, positions in expected:
-            if not torch.equal(sets.indices.sort().values, positions):
-                raise ValueError(
-                    f"`partition_path={self.partition_path!r}` deals {len(sets.indices)} {name} examples, but not the "
-                    f"{len(positions)} that `source`, `val_fraction` and `seed` give: make the partition anew."
-                )
+        if partition.classes is not None and partition.classes != train.classes:
+            raise ValueError(f"{path} is for the classes {partition.classes}, the data has {train.classes}.")
+        partition.train.check(f"{path}: training", len(train))
+        partition.test.check(f"{path}: test", len(test))
+        num_held_out = int((~torch.isin(partition.train.indices, kept)).sum())
+        if num_held_out:
+            raise ValueError(
+                f"{path} deals {len(partition.train.indices)} training examples, but {num_held_out} of them are not "
+                f"among the {len(kept)} that `source`, `val_fraction` and `seed` give: make the partition anew."
+            )
+        _say_how_many_are_left(
+            len(kept) - len(partition.train.indices), len(kept), "training", f"{path} leaves them out"
+        )
+        if len(partition.test.indices):
+            _say_how_many_are_left(
+                len(test) - len(partition.test.indices), len(test), "test", f"{path} leaves them out"
+            )
         return partition
 
-    def _store(self, data: Data, transforms: Sequence[BatchTransform] | None = None) -> Store:
+    def _store(self, data: Examples, transforms: Sequence[BatchTransform] | None = None) -> Store:
         chosen = self.test_transforms if transforms is None else transforms
         return make_store(data, chosen, self.num_workers, self.seed)
 
@@ -236,6 +301,10 @@ class FederatedDataModule(FederatedData):
         for name in ("num_clients", "batch_size", "eval_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}={getattr(self, name)}` of FederatedDataModule must be at least 1.")
+        if self.num_examples is not None and self.partition_path:
+            raise ValueError(f"`num_examples={self.num_examples}` and `partition_path` both say which examples to use.")
+        if self.num_examples is not None and self.num_examples < 1:
+            raise ValueError(f"`num_examples={self.num_examples}` of FederatedDataModule must be at least 1, or none.")
         if not 0 <= self.val_fraction < 1:
             raise ValueError(f"`val_fraction={self.val_fraction}` must be at least 0 and less than 1.")
         for transform in self.test_transforms:
@@ -243,5 +312,17 @@ class FederatedDataModule(FederatedData):
                 raise ValueError(f"`test_transforms` holds {transform!r}, which is random; testing must not be.")
 
 
-def _subset(data: Data, positions: Tensor) -> Data:
-    return data.subset(positions) if isinstance(data, TensorData) else Subset(data, positions.tolist())
+def _users_of(sets: IndexSets, train: Examples) -> tuple[tuple[int | str, ...], ...]:
+    """Ids of the natural groups of each client's training examples, ascending."""
+    assert train.groups is not None
+    ids, group = compact_labels(train.groups[sets.indices])
+    pairs = torch.unique(sets.owners * len(ids) + group)  # of client and group, in this order
+    counts = torch.bincount(pairs // max(len(ids), 1), minlength=len(sets)).tolist()
+    owned = iter(ids[pairs % len(ids)].tolist())
+    rows = [tuple(itertools.islice(owned, count)) for count in counts]
+    return tuple(tuple(train.users[i] for i in row) if train.users else row for row in rows)
+
+
+def _say_how_many_are_left(count: int, total: int, kind: str, reason: str) -> None:
+    if count:
+        rank_zero_info(f"{count} of {total} {kind} examples belong to no client: {reason}.")

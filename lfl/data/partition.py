@@ -2,12 +2,20 @@
 
 import hashlib
 import os
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from lfl.data.partition_file import ClientId, PartitionError, read_csv, read_json
+from lfl.storage.checkpoint_file import write_atomically
+
+_TENSORS = ("train_indices", "train_offsets", "test_indices", "test_offsets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +50,12 @@ class IndexSets:
         sizes = torch.bincount(owners, minlength=num_clients)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         return cls(order if positions is None else positions[order], offsets)
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[int]]) -> "IndexSets":
+        """Make the sets of clients that have the positions ``lists[0]``, ``lists[1]``, and so on."""
+        sizes = torch.tensor([0, *map(len, lists)], dtype=torch.int64)
+        return cls(torch.tensor([i for positions in lists for i in positions], dtype=torch.int64), sizes.cumsum(0))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -78,6 +92,28 @@ class IndexSets:
         positions = torch.where(is_used, self.indices[entry], 0) if len(self.indices) else entry
         return positions.to(ids.device), sizes.to(ids.device)
 
+    def check(self, what: str, count: int) -> None:
+        """Checks that the positions are of a data set of ``count`` examples, and that no two are equal.
+
+        Raises:
+            PartitionError: they are not; the message begins with ``what``.
+        """
+        outside = ((self.indices < 0) | (self.indices >= count)).nonzero().flatten()
+        if len(outside):
+            entry = int(outside[0])
+            raise PartitionError(
+                f"{what} example {int(self.indices[entry])} of client {int(self.owners[entry])} does not exist: there "
+                f"are {count}, counted from 0."
+            )
+        order = self.indices.argsort(stable=True)
+        twice = (self.indices[order].diff() == 0).nonzero().flatten()
+        if len(twice):
+            first, second = order[twice[0]], order[twice[0] + 1]
+            raise PartitionError(
+                f"{what} example {int(self.indices[first])} is dealt twice, to client {int(self.owners[first])} and to "
+                f"client {int(self.owners[second])}: each may be dealt once."
+            )
+
     def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:
         """Number of each client's examples of each class, [N, num_classes] int64.
 
@@ -97,6 +133,8 @@ class Partition:
     Args:
         train: each client's positions in the training set.
         test: each client's positions in the test set.
+        users: ids of each client's natural groups (users, writers), where clients consist of such.
+        classes: name of each class, by label, where the data names them.
 
     Raises:
         ValueError: the two have different numbers of clients.
@@ -104,6 +142,8 @@ class Partition:
 
     train: IndexSets
     test: IndexSets
+    users: tuple[tuple[ClientId, ...], ...] | None = None
+    classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) != len(self.test):
@@ -142,29 +182,63 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the partition to a file; an older file stays until the new one is complete."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-        torch.save(self._tensors(), temporary)
-        os.replace(temporary, target)
+        """Writes the partition to a file; an older file stays until the new one is complete.
+
+        Raises:
+            OSError: the file cannot be written; for a full disk the message says how much space there is.
+        """
+        names: dict[str, Any] = {}
+        if self.users is not None:
+            names["users"] = [list(ids) for ids in self.users]
+        if self.classes is not None:
+            names["classes"] = list(self.classes)
+        write_atomically({**self._tensors(), **names}, Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Partition":
-        """Reads a partition that ``save`` wrote.
+        """Reads a partition that ``save`` wrote, or a file of one's own that ends in .json or .csv.
+
+        JSON is ``{client: [positions]}`` or ``{"train": {client: [positions]}, "test": {client: [positions]}}``. CSV
+        has the columns ``client,index`` or, with a header, ``client,index,split``. Clients are numbered from 0, or have
+        ids, which become ``users``, in ascending order. Without test examples, all clients' sets of those are empty.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: the file holds no partition.
+            ValueError: the file holds no partition, or is damaged.
         """
-        if not Path(path).is_file():
+        file = Path(path)
+        if not file.is_file():
             raise FileNotFoundError(f"There is no partition at {str(path)!r}; `Partition.save` writes one.")
-        saved = torch.load(path, weights_only=True)
-        names = ("train_indices", "train_offsets", "test_indices", "test_offsets")
-        if not isinstance(saved, dict) or set(saved) != set(names):
-            raise ValueError(f"{str(path)!r} holds no partition; it should be a file written by `Partition.save`.")
-        train, train_offsets, test, test_offsets = (saved[name] for name in names)
-        return cls(IndexSets(train, train_offsets), IndexSets(test, test_offsets))
+        if file.suffix.lower() not in (".json", ".csv"):
+            return cls._load_saved(file)
+        written = (read_json if file.suffix.lower() == ".json" else read_csv)(file)
+        users = None if written.ids is None else tuple((client,) for client in written.ids)
+        return cls(IndexSets.from_lists(written.train), IndexSets.from_lists(written.test), users)
+
+    @classmethod
+    def _load_saved(cls, path: Path) -> "Partition":
+        remedy = "it should be a file written by `Partition.save`, or end in .json or .csv"
+        try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch does not compare checksums
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # zipfile and torch raise many types
+            reason = str(error).partition("\n")[0].partition(". ")[0]
+            raise PartitionError(f"{str(path)!r} holds no partition, or is damaged ({reason}); {remedy}.") from error
+        if damaged is not None:
+            raise PartitionError(f"The partition {str(path)!r} is damaged in its part {damaged}: make it anew.")
+        if not isinstance(saved, dict) or not set(_TENSORS) <= set(saved) <= {*_TENSORS, "users", "classes"}:
+            raise PartitionError(f"{str(path)!r} holds no partition; {remedy}.")
+        train, test = (IndexSets(saved[f"{name}_indices"], saved[f"{name}_offsets"]) for name in ("train", "test"))
+        if not all(map(_is_consistent, (train, test))):
+            raise PartitionError(f"{str(path)!r} holds no partition: its positions and offsets do not fit; {remedy}.")
+        users, classes = saved.get("users"), saved.get("classes")
+        return cls(
+            train,
+            test,
+            None if users is None else tuple(map(tuple, users)),
+            None if classes is None else tuple(classes),
+        )
 
     def plot(self, targets: Tensor, path: str | os.PathLike[str]) -> None:
         """Draws a heat map of the number of training examples of each class (rows) of each client (columns).
@@ -192,3 +266,11 @@ class Partition:
             "test_indices": self.test.indices,
             "test_offsets": self.test.offsets,
         }
+
+
+def _is_consistent(sets: IndexSets) -> bool:
+    indices, offsets = sets.indices, sets.offsets
+    are_whole = all(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in (indices, offsets))
+    if not are_whole or not len(offsets):
+        return False
+    return int(offsets[0]) == 0 and int(offsets[-1]) == len(indices) and bool((offsets.diff() >= 0).all())

@@ -7,6 +7,7 @@ client gets its share rounded up or down, and exactly its share on average.
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,13 +23,19 @@ _HOPELESS = 100  # if a draw leaves more clients than this with too few examples
 
 
 class Partitioner(ABC):
-    """Base class of partitioners; a subclass implements ``assign`` and nothing else.
+    """Base class of partitioners; a subclass implements ``assign`` and, if groups decide, sets ``uses_groups``.
+
+    Attributes:
+        uses_groups: whether natural groups decide who gets which example. A client is then tested on examples of its
+            own groups, else on its mix of classes.
 
     Example:
         >>> sets = IIDPartitioner().split(torch.zeros(10), None, num_clients=4, seed=0)
         >>> sets.sizes
         tensor([3, 2, 3, 2])
     """
+
+    uses_groups: ClassVar[bool] = False
 
     @abstractmethod
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
@@ -296,11 +303,13 @@ class NaturalPartitioner(Partitioner):
 
     With as many clients as groups, client i is the i-th group in ascending order of the ids, as in LEAF (Caldas et al.
     2018). With fewer clients, the groups are shuffled and dealt in turn; the clients' numbers of groups differ by at
-    most one.
+    most one. A client is tested on the test examples of its own groups.
 
     Raises:
         ValueError: the data has no groups, or fewer groups than clients.
     """
+
+    uses_groups: ClassVar[bool] = True
 
     @override
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
@@ -318,61 +327,13 @@ class NaturalPartitioner(Partitioner):
         return (torch.randperm(len(names), generator=generator(seed, "natural")) % num_clients)[group]
 
 
-def match_label_mix(train: IndexSets, targets: Tensor, test_targets: Tensor, seed: int) -> IndexSets:
-    """Deal a test set so that each client is tested on the mix of classes on which it is trained.
-
-    A client that has a certain share of the training examples of a class gets the same share of the test examples of
-    that class, rounded up or down at random (exactly the share on average). Test examples of a class on which no client
-    trains go to clients at random. Targets that are not class labels count as one class: then the sizes of test sets
-    are proportional to those of training sets.
-
-    Args:
-        train: training examples of each client; some examples may belong to no client.
-        targets: targets of the whole training set, (n, ...).
-        test_targets: targets of the test set, (m, ...).
-        seed: seed of the draws.
-
-    Returns:
-        Disjoint sets that cover 0..m-1. A client with few training examples may have an empty set.
-    """
-    draws = generator(seed, "test_split")
-    num_train = len(train.indices)
-    labels = torch.cat([_labels_or_zeros(targets)[train.indices], _labels_or_zeros(test_targets)])
-    compact = compact_labels(labels)[1]
-    # The training examples in one row, sorted by class, and within a class by client. Clients come in random order, so
-    # that rounding favours none of them.
-    train_owners = train.owners
-    place = torch.randperm(len(train), generator=draws)[train_owners]
-    row = (compact[:num_train] * len(train) + place).argsort()
-    num_classes = int(compact.max()) + 1
-    counts = torch.bincount(compact[:num_train], minlength=num_classes)
-    tests = ExamplesByClass.shuffled(compact[num_train:], draws, num_classes)
-    # Systematic sampling in each class: of its m_k test examples, the j-th is the point (j + start) / m_k of the
-    # class's stretch of the row, and goes to the client of the training example there. The limits are for points that
-    # are rounded up to the end of a stretch, and for empty stretches, of classes without training examples.
-    start = torch.rand(num_classes, generator=draws, dtype=torch.float64)[tests.classes]
-    count = counts[tests.classes]
-    step = ((tests.ranks + start) / tests.counts[tests.classes] * count).long().clamp(max=num_train - 1)
-    entry = (counts.cumsum(0) - counts)[tests.classes] + torch.minimum(step, (count - 1).clamp(min=0))
-    anyone = torch.randint(len(train), (len(test_targets),), generator=draws)  # for classes on which nobody trains
-    owners = torch.empty(len(test_targets), dtype=torch.int64)
-    owners[tests.order] = torch.where(count > 0, train_owners[row[entry.clamp(max=num_train - 1)]], anyone)
-    return IndexSets.from_owners(owners, len(train))
-
-
 def _class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:
     if targets.dim() != 1 or targets.is_floating_point():
         raise ValueError(
             f"{partitioner!r} needs one integer class label per example, but the targets are {targets.dtype} of shape "
-            f"{list(targets.shape)}; IIDPartitioner and QuantitySkewPartitioner need no labels."
+            f"{list(targets.shape)}: give whole numbers (`.long()`), or take IIDPartitioner or "
+            "QuantitySkewPartitioner, which need no labels."
         )
-    return targets.long()
-
-
-def _labels_or_zeros(targets: Tensor) -> Tensor:
-    """The class labels; zeros for targets that are not class labels."""
-    if targets.dim() != 1 or targets.is_floating_point():
-        return torch.zeros(len(targets), dtype=torch.int64)
     return targets.long()
 
 

@@ -2,54 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sized
-from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from jsonargparse.typing import OpenUnitInterval, PositiveInt
-from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from jsonargparse.typing import NonNegativeInt, OpenUnitInterval
+from torch.utils.data import Dataset
 from typing_extensions import override
 
+from lfl.data.examined import check_item, examined
+from lfl.data.examples import Data, TensorData
+from lfl.data.items import ItemReader
 from lfl.randomness import generator
-
-
-@dataclass(frozen=True, eq=False)
-class TensorData:
-    """A data set in memory. It is also a map-style data set whose items are (input, target).
-
-    Args:
-        inputs: inputs, (n, ...).
-        targets: class labels, (n,) int64, or the targets of a regression, (n, ...).
-        groups: id of the natural group (writer, user) of each example, (n,) int64; None if the data has no groups.
-
-    Raises:
-        ValueError: the lengths differ.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    groups: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        groups = self.targets if self.groups is None else self.groups
-        if not len(self.inputs) == len(self.targets) == len(groups):
-            raise ValueError(f"Got {len(self.inputs)} inputs, {len(self.targets)} targets, {len(groups)} groups.")
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[i], self.targets[i]
-
-    def subset(self, positions: Tensor) -> "TensorData":
-        """The examples at ``positions``, copied."""
-        groups = None if self.groups is None else self.groups[positions]
-        return TensorData(self.inputs[positions], self.targets[positions], groups)
-
-
-Data: TypeAlias = TensorData | Dataset[Any]
 
 
 class Source(ABC):
@@ -131,16 +93,18 @@ class DatasetSource(Source):
     """Any two map-style data sets whose items are (input, target), given as objects or, in YAML, by class path.
 
     Args:
-        train: training set. Class labels are read from its attribute ``targets`` and natural groups from ``groups``;
-            without ``targets``, each item is read once for its label.
-        test: test set.
-        num_classes: number of classes.
+        train: training set. Class labels are read from its attribute ``targets`` and natural groups from ``groups``,
+            numbers or names, one for each example; without ``targets``, each item is read once for its label.
+        test: test set, of the same kind; its ``groups`` say whose test examples are whose.
+        num_classes: number of classes; 0 if targets are not classes.
         in_memory: read all items once and keep them as tensors; random transforms of the data set itself are then
-            drawn only once. If false, DataLoaders read the batches.
+            drawn only once. If false, DataLoaders read the batches, and draws of the data set (from torch's, numpy's
+            or Python's global generator, or its own) are new for each example in each epoch of each client and round.
 
     Raises:
         TypeError: a data set has no length or no items by position.
-        ValueError: an item is not (input, target); found when the data is loaded.
+        ValueError: an item is not (input, target), or does not fit the others, `targets` or `groups`; found when the
+            data is loaded.
     """
 
     # Bare `Dataset`: with a parameter, jsonargparse 4.53 refuses the arguments of a data set named by its class path.
@@ -148,7 +112,7 @@ class DatasetSource(Source):
         self,
         train: Dataset,  # type: ignore[type-arg]
         test: Dataset,  # type: ignore[type-arg]
-        num_classes: PositiveInt,
+        num_classes: NonNegativeInt,
         in_memory: bool = True,
     ) -> None:
         for name, dataset in (("train", train), ("test", test)):
@@ -161,56 +125,12 @@ class DatasetSource(Source):
 
     @override
     def load(self) -> tuple[Data, Data]:
-        _check_item("train", self.train, self.in_memory)
-        _check_item("test", self.test, self.in_memory)
-        return (_stack(self.train), _stack(self.test)) if self.in_memory else (self.train, self.test)
-
-
-def num_examples(data: Data) -> int:
-    """The length of a map-style data set; raises TypeError if it has none."""
-    if not isinstance(data, Sized):
-        raise TypeError(f"{type(data).__name__} has no length: it must be a map-style data set.")
-    return len(data)
-
-
-def targets_of(data: Data) -> Tensor:
-    """All targets, (n, ...): the attribute ``targets`` if there is one, otherwise read item by item."""
-    targets = getattr(data, "targets", None)
-    if targets is None:
-        targets = default_collate([data[i][1] for i in range(num_examples(data))])
-    return torch.as_tensor(targets)
-
-
-def groups_of(data: Data) -> Tensor | None:
-    """The natural group of each example, (n,), from the attribute ``groups``; None if there is no such attribute."""
-    groups = getattr(data, "groups", None)
-    return None if groups is None else torch.as_tensor(groups)
-
-
-def _check_item(name: str, dataset: Dataset[Any], in_memory: bool) -> None:
-    """Raises ValueError unless the first item of a data set is (input, target)."""
-    if not num_examples(dataset):
-        return
-    item = dataset[0]
-    values = list(item) if isinstance(item, tuple | list) else []
-    # Data in memory is a TensorData, which has room for one input; DataLoaders can stack any number of tensors.
-    has_right_length = len(values) == 2 or (len(values) > 2 and not in_memory)
-    if has_right_length and all(_is_numeric(value) for value in values):
-        return
-    given = [type(value).__name__ for value in values] or (list(item) if isinstance(item, dict) else "")
-    raise ValueError(
-        f"Items of `{name}` of DatasetSource must be (input, target), two tensors{'' if in_memory else ' or more'}; "
-        f"the first of {type(dataset).__name__} is a {type(item).__name__} {given}: put more inputs into one tensor."
-    )
-
-
-def _is_numeric(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray | np.generic | int | float)
-
-
-def _stack(dataset: Dataset[Any]) -> TensorData:
-    inputs, targets = default_collate([tuple(dataset[i]) for i in range(num_examples(dataset))])
-    return TensorData(inputs, targets, groups_of(dataset))
+        if self.in_memory:
+            train, test = examined(self.train, self.test, self.num_classes, type(self).__name__, in_memory=True)
+            return train, test
+        for name, dataset in (("train", self.train), ("test", self.test)):
+            check_item(ItemReader(dataset, f"`{name}` of {type(self).__name__}"), in_memory=False)
+        return self.train, self.test
 
 
 def _stratified_split(data: TensorData, test_fraction: float) -> tuple[TensorData, TensorData]:

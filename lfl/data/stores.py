@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lfl.data.base import Batch
-from lfl.data.sources import Data, TensorData, num_examples
+from lfl.data.columns import DataError
+from lfl.data.examples import Examples, TensorData
+from lfl.data.items import ItemReader, Place
 from lfl.data.transforms import BatchTransform, Pipeline
-from lfl.randomness import generator
 
 _CHUNK = 4096  # examples at a time, when a whole data set is transformed: limits the memory for intermediate results
 Plan = Iterable[tuple[Tensor, Tensor | None]]  # (positions, keys) of each batch
@@ -102,26 +103,24 @@ class TensorStore(Store):
 class DatasetStore(Store):
     """A data set whose items are read when a batch needs them.
 
+    What items draw depends on their keys; without keys, on their positions.
+
     Args:
-        dataset: map-style data set of tuples (input, target, ...) that torch's default collation can stack.
+        reader: reads items (input, target, ...) that torch's default collation can stack.
         transforms: transforms of batches of inputs, in order; applied on the device of ``place``.
         num_workers: number of processes that read ahead; with 0, this process reads.
-        seed: seed of the workers' own generators, for data sets that are random themselves.
     """
 
-    def __init__(
-        self, dataset: Dataset[Any], transforms: Sequence[BatchTransform], num_workers: int = 0, seed: int = 0
-    ) -> None:
+    def __init__(self, reader: ItemReader, transforms: Sequence[BatchTransform], num_workers: int = 0) -> None:
         self.pipeline = Pipeline(transforms)
-        self.dataset = dataset
+        self.reader = reader
         self.num_workers = num_workers
-        self.seed = seed
         self._device = torch.device("cpu")
         self._dtype: torch.dtype | None = None
 
     @override
     def __len__(self) -> int:
-        return num_examples(self.dataset)
+        return len(self.reader)
 
     @override
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -130,28 +129,31 @@ class DatasetStore(Store):
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
-        items = default_collate([self.dataset[i] for i in indices.reshape(-1).tolist()])
-        return self._finished(items, indices.shape, keys)
+        return self._finished(self.reader.batch(_places(indices, keys)), indices.shape, keys)
 
     @override
     def batches(self, plan: Plan) -> Iterator[Batch]:
         # The loader's workers read several batches ahead, and it returns batches in the order of the plan. Meanwhile
-        # each batch's shape and keys, which the workers do not need, wait in this queue.
+        # each batch's shape and keys wait in this queue.
         waiting: deque[tuple[torch.Size, Tensor | None]] = deque()
 
-        def positions() -> Iterator[list[int]]:
+        def places() -> Iterator[list[Place]]:
             for indices, keys in plan:
                 waiting.append((indices.shape, keys))
-                yield indices.reshape(-1).tolist()
+                yield _places(indices, keys)
 
+        _ = self.reader.generators  # found here, once, and not by each worker again
         loader: DataLoader[Any] = DataLoader(
-            self.dataset,
-            batch_sampler=positions(),  # the loader goes through it once, so an iterator is enough
+            self.reader,
+            batch_sampler=places(),  # read once, so an iterator of batches is enough
             num_workers=self.num_workers,
+            collate_fn=_as_read,
             pin_memory=self._device.type == "cuda",
-            generator=generator(self.seed, "dataloader"),
+            generator=torch.Generator(),  # or the loader would draw from the global one
         )
         for items in loader:
+            if isinstance(items, DataError):
+                raise items
             yield self._finished(items, *waiting.popleft())
 
     @override
@@ -165,11 +167,13 @@ class DatasetStore(Store):
         return tuple(_shaped(tensor, shape) for tensor in (_moved(x, self._device, self._dtype), *others))
 
 
-def make_store(data: Data, transforms: Sequence[BatchTransform], num_workers: int, seed: int) -> Store:
-    """Make the store for ``data``: a ``TensorData`` stays in memory, any other data set is read by DataLoaders."""
+def make_store(data: Examples, transforms: Sequence[BatchTransform], num_workers: int, seed: int) -> Store:
+    """Make the store for ``data``: a ``TensorData`` stays in memory, items are read by DataLoaders."""
     if isinstance(data, TensorData):
         return TensorStore(data, transforms)
-    return DatasetStore(data, transforms, num_workers, seed)
+    return DatasetStore(
+        ItemReader(data.dataset, data.name, seed, data.classes, data.has_labels), transforms, num_workers
+    )
 
 
 class Loader:
@@ -189,6 +193,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         return self._start()
+
+
+def _places(indices: Tensor, keys: Tensor | None) -> list[Place]:
+    positions = indices.reshape(-1).tolist()
+    return list(zip(positions, [None] * len(positions) if keys is None else keys.reshape(-1).tolist(), strict=True))
+
+
+def _as_read(batch: Any) -> Any:
+    """Instead of DataLoader's collation: the reader has stacked the items."""
+    return batch
 
 
 def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.data.sources import Source, TensorData
+from lfl.data.examples import TensorData
+from lfl.data.sources import Source
 
 DatasetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "EMNIST"]
 EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]

@@ -58,10 +58,19 @@ def save_atomically(state: dict[str, Any], path: Path) -> None:
         OSError: the file cannot be written; for a full disk the message says how much space there is.
     """
     plain = to_plain(state, "state")
+    write_atomically({**plain, _FORMAT_KEY: FORMAT_VERSION, _WRITER_KEY: __version__}, path)
+
+
+def write_atomically(content: dict[str, Any], path: Path) -> None:
+    """Writes any torch file as ``save_atomically`` writes checkpoints, without saying that it is one.
+
+    Raises:
+        OSError: the file cannot be written; for a full disk the message says how much space there is.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path)
-        _write_and_replace({**plain, _FORMAT_KEY: FORMAT_VERSION, _WRITER_KEY: __version__}, path)
+        _write_and_replace(content, path)
     except OSError as error:
         raise write_error(error, path) from error
 

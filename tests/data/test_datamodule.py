@@ -1,5 +1,6 @@
 """The data module: what the training engine asks of it, what Lightning asks of it, and its messages."""
 
+import json
 from typing import Any
 
 import lightning
@@ -7,7 +8,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from lfl.data import (
     MNIST5000,
@@ -19,6 +20,8 @@ from lfl.data import (
     IIDPartitioner,
     NaturalPartitioner,
     Normalize,
+    Partition,
+    Partitioner,
     RandomCrop,
     RandomHorizontalFlip,
     Source,
@@ -169,7 +172,9 @@ def test_a_saved_partition_is_used(tmp_path):
     assert ramp(partition_path=path).partition.fingerprint() == ramp(seed=3).partition.fingerprint()
     with pytest.raises(ValueError, match="is for 5 clients, but `num_clients=6`: set it to 5"):
         ramp(partition_path=path, num_clients=6)
-    with pytest.raises(ValueError, match="deals 60 training examples, but not the 45 that `source`, `val_fraction`"):
+    with pytest.raises(
+        ValueError, match="deals 60 training examples, but 15 of them are not among the 45 that `source`"
+    ):
         ramp(partition_path=path, val_fraction=0.25)
 
 
@@ -321,3 +326,154 @@ def test_a_dataset_can_be_named_in_a_config():
     data.setup()
     assert data.client_sizes.sum() == 20
     assert data.num_classes == 4
+
+
+class Users(Dataset[Any]):
+    """Items (number of the user, label); ``counts`` says how many each user has, in order."""
+
+    def __init__(self, counts: dict[Any, int]) -> None:
+        self.groups = [user for user, count in counts.items() for _ in range(count)]
+        self.numbers = [number for number, count in enumerate(counts.values()) for _ in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(self.numbers[i])]), i % 2
+
+
+def users(train: Any, test: Any, in_memory: bool = True, **settings: Any) -> FederatedDataModule:
+    settings = {"partitioner": NaturalPartitioner(), "num_clients": 4, "batch_size": 2, **settings}
+    data = FederatedDataModule(DatasetSource(train, test, 2, in_memory), **settings)
+    data.setup("fit")
+    return data
+
+
+def own_tests(data: FederatedDataModule) -> list[list[float]]:
+    """The numbers of the users on whose examples each client is tested."""
+    own = [data.partition.test.client(client) for client in range(data.num_clients)]
+    return [data.gather_test(positions)[0].flatten().tolist() for positions in own]
+
+
+class ByHand(Partitioner):
+    """Uses groups, and does not say so."""
+
+    def assign(self, targets: torch.Tensor, groups: Any, num_clients: int, seed: int) -> torch.Tensor:
+        return groups.unique(return_inverse=True)[1] % num_clients
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("partitioner", [NaturalPartitioner(), ByHand()])
+@pytest.mark.parametrize("ids", [[10, 20, 30, 40], ["ann", "bob", "cy", "dee"], [-7, 0, 5, 10**12]])
+def test_clients_are_tested_on_their_own_users(ids, partitioner, in_memory):
+    """The third user has no test examples; the test file has another order, and a user who is nobody's."""
+    train = Users(dict(zip(ids, (5, 3, 4, 2), strict=True)))
+    stranger = "zoe" if isinstance(ids[0], str) else 999
+    test = Users({stranger: 3, ids[3]: 2, ids[1]: 1, ids[0]: 4})
+    data = users(train, test, in_memory, partitioner=partitioner)
+    assert own_tests(data) == [[3.0] * 4, [2.0], [], [1.0] * 2]
+    assert data.users == tuple((user,) for user in ids)
+    assert len(next(iter(data.test_dataloader()))[1]) == 10  # the server is tested on all
+
+
+def test_examples_of_users_whom_nobody_trains_on_are_counted(caplog):
+    with caplog.at_level("INFO"):
+        users(Users({1: 3, 2: 3, 3: 3, 4: 3}), Users({1: 2, 9: 5}))
+    assert "5 of 7 test examples belong to no client: no client trains on their groups." in caplog.text
+
+
+def test_few_clients_share_users():
+    data = users(Users(dict.fromkeys("abcdef", 3)), Users(dict.fromkeys("abcdef", 2)), num_clients=2)
+    assert sorted(user for own in data.users for user in own) == list("abcdef")
+    for own, tested in zip(data.users, own_tests(data), strict=True):
+        assert sorted({"abcdef"[int(number)] for number in tested}) == list(own)
+        assert len(tested) == 6
+
+
+def test_without_groups_in_the_test_set_the_mix_of_classes_decides():
+    with pytest.warns(UserWarning, match="the test set has no `groups`: clients are tested on their mix of classes"):
+        data = users(Users({1: 4, 2: 4, 3: 4, 4: 4}), TensorDataset(torch.zeros(8, 1), torch.arange(8) % 2))
+    assert data.client_test_sizes.tolist() == [2, 2, 2, 2]
+
+
+def test_other_partitioners_leave_groups_alone():
+    data = users(Users({1: 8, 2: 8}), Users({1: 8}), partitioner=IIDPartitioner(), num_clients=2)
+    assert data.users is None
+    assert data.client_test_sizes.tolist() == [4, 4]
+
+
+def test_users_and_classes_are_in_the_saved_partition(tmp_path):
+    train = Users(dict.fromkeys("badc", 3))
+    train.targets = ["no", "yes"] * 6
+    data = users(train, Users({"a": 2}))
+    assert (data.users, data.classes) == ((("a",), ("b",), ("c",), ("d",)), ("no", "yes"))
+    data.partition.save(tmp_path / "partition.pt")
+    saved = Partition.load(tmp_path / "partition.pt")
+    assert (saved.users, saved.classes) == (data.users, data.classes)
+    again = users(train, Users({"a": 2}), partition_path=str(tmp_path / "partition.pt"))
+    assert again.partition.fingerprint() == data.partition.fingerprint()
+    train.targets = ["maybe", "yes"] * 6
+    with pytest.raises(ValueError, match=r"is for the classes \('no', 'yes'\), the data has \('maybe', 'yes'\)"):
+        users(train, Users({"a": 2}), partition_path=str(tmp_path / "partition.pt"))
+
+
+def test_part_of_the_examples():
+    data = ramp(num_examples=20, val_fraction=0.5, seed=3)
+    dealt = data.partition.train.indices
+    assert data.client_sizes.tolist() == [4] * 5
+    assert data.client_test_sizes.sum() == 16
+    held_out = torch.cat([x[:, 0, 0, 0] for x, _ in data.val_dataloader()]).long()
+    assert len({*dealt.tolist(), *held_out.tolist()}) == 50
+    assert ramp(num_examples=20, val_fraction=0.5, seed=3).partition.fingerprint() == data.partition.fingerprint()
+    assert not torch.equal(ramp(num_examples=20, val_fraction=0.5, seed=4).partition.train.indices, dealt)
+    with pytest.raises(ValueError, match="`num_examples=31` but there are 30 training examples: lower it"):
+        ramp(num_examples=31, val_fraction=0.5)
+    with pytest.raises(ValueError, match="`num_examples=0` of FederatedDataModule must be at least 1"):
+        ramp(num_examples=0)
+    with pytest.raises(ValueError, match="`num_examples=5` and `partition_path` both say which examples to use"):
+        ramp(num_examples=5, partition_path="p.json")
+
+
+def test_a_file_may_leave_examples_out_and_the_test_set_to_us(tmp_path, caplog):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({str(client): [client, client + 5] for client in range(5)}))
+    with caplog.at_level("INFO"):
+        data = ramp(partition_path=str(path))
+    assert "50 of 60 training examples belong to no client: `partition_path=" in caplog.text
+    assert data.client_sizes.tolist() == [2] * 5
+    assert data.client_test_sizes.sum() == 16
+    path.write_text(json.dumps({"train": [[0], [1], [2], [3], []], "test": [[7], [], [], [], [8]]}))
+    data = ramp(partition_path=str(path))
+    assert data.client_sizes.tolist() == [1, 1, 1, 1, 0]
+    assert data.client_test_sizes.tolist() == [1, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ([[0], [1], [2], [3], [60]], "training example 60 of client 4 does not exist: there are 60, counted from 0"),
+        ([[0], [1], [2], [3], [0]], "training example 0 is dealt twice, to client 0 and to client 4"),
+        ([[0], [1]], "is for 2 clients, but `num_clients=5`: set it to 2"),
+        ({"train": [[0]] + [[]] * 4, "test": [[16]] + [[]] * 4}, "test example 16 of client 0 does not exist"),
+    ],
+)
+def test_files_that_do_not_fit_the_data(tmp_path, lists, message):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(lists))
+    with pytest.raises(ValueError, match=message) as refused:
+        ramp(partition_path=str(path))
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_natural_partition_of_a_file_tests_users_too(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("\n".join(f"{i // 3},{i}" for i in range(12)))
+    data = users(Users(dict.fromkeys("abcd", 3)), Users({"d": 2, "b": 1}), partition_path=str(path))
+    assert own_tests(data) == [[], [1.0], [], [0.0, 0.0]]
+    assert data.users == (("a",), ("b",), ("c",), ("d",))
+
+
+def test_items_that_are_read_get_keys():
+    assert ramp(in_memory=False).has_random_transforms
+    assert not ramp().has_random_transforms

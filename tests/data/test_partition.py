@@ -1,5 +1,7 @@
 """Index sets in compressed rows, and the saved partition."""
 
+import io
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -77,3 +79,58 @@ def test_what_is_no_partition_is_refused(tmp_path):
 def test_plot_writes_a_picture(tmp_path):
     partition().plot(torch.tensor([0, 1, 0, 1, 1, 0]), tmp_path / "mix.png")
     assert (tmp_path / "mix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_are_saved_too(tmp_path):
+    named = Partition(partition().train, partition().test, ((7, 9), ("a",), ()), ("cat", "dog"))
+    named.save(tmp_path / "partition.pt")
+    loaded = Partition.load(tmp_path / "partition.pt")
+    assert (loaded.users, loaded.classes) == (((7, 9), ("a",), ()), ("cat", "dog"))
+    assert loaded.fingerprint() == partition().fingerprint()
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_file(tmp_path, monkeypatch):
+    """/dev/full takes nothing: the file is opened there."""
+    path = tmp_path / "partition.pt"
+    partition().save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("lfl.storage.checkpoint_file.FileIO", lambda file, mode: io.FileIO("/dev/full", mode))
+        with pytest.raises(
+            OSError, match=r"Cannot write .*partition\.pt: No space left on device\. .* are free"
+        ) as error:
+            Partition(partition().test, partition().train).save(path)
+    assert "\n" not in str(error.value)
+    assert Partition.load(path).fingerprint() == partition().fingerprint()
+    assert [p.name for p in tmp_path.iterdir()] == ["partition.pt"]
+
+
+@pytest.mark.parametrize("change", ["half", "bit", "text", "offsets", "types"])
+def test_damaged_and_foreign_files_are_one_line(tmp_path, change):
+    path = tmp_path / "partition.pt"
+    Partition(IndexSets.from_lists([range(500)]), IndexSets.from_lists([range(9)])).save(path)
+    raw = path.read_bytes()
+    if change in ("offsets", "types"):
+        saved = torch.load(path)
+        key, value = ("train_offsets", torch.tensor([0, 7])) if change == "offsets" else ("test_indices", [1])
+        torch.save({**saved, key: value}, path)
+    elif change == "bit":
+        place = raw.index(torch.tensor([250]).numpy().tobytes())
+        path.write_bytes(raw[:place] + b"\x07" + raw[place + 1 :])
+    else:
+        path.write_bytes(raw[: len(raw) // 2] if change == "half" else b"client,index\n0,1\n")
+    with pytest.raises(ValueError, match=r"partition\.pt' (holds no partition|is damaged)") as refused:
+        Partition.load(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_positions_outside_and_dealt_twice_are_named():
+    sets = IndexSets.from_lists([[0, 2], [5], [2]])
+    with pytest.raises(
+        ValueError, match=r"^training example 5 of client 1 does not exist: there are 5, counted from 0\.$"
+    ):
+        sets.check("training", 5)
+    with pytest.raises(ValueError, match=r"^training example 2 is dealt twice, to client 0 and to client 2: each"):
+        sets.check("training", 6)
+    with pytest.raises(ValueError, match="example -1 of client 0 does not exist"):
+        IndexSets.from_lists([[-1]]).check("test", 6)
+    partition().train.check("training", 6)

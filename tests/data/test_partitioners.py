@@ -13,12 +13,10 @@ from lfl.data import (
     ClassesPerClientPartitioner,
     DirichletPartitioner,
     IIDPartitioner,
-    IndexSets,
     NaturalPartitioner,
     Partitioner,
     QuantitySkewPartitioner,
     ShardPartitioner,
-    match_label_mix,
 )
 
 PARTITIONERS = [
@@ -228,38 +226,3 @@ def test_dirichlet_min_size_is_kept_or_explained():
 def test_settings_out_of_range(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
-
-
-@settings(max_examples=50, deadline=None)
-@given(num_clients=st.integers(1, 12), num_test=st.integers(0, 200), seed=st.integers(0, 1000))
-def test_test_sets_are_quotas_rounded_up_or_down(num_clients, num_test, seed):
-    labels, _ = labels_and_groups(300, seed)
-    test_labels = torch.randint(5, (num_test,), generator=torch.Generator().manual_seed(seed))  # class 4: test only
-    train = IIDPartitioner().split(labels, None, num_clients, seed)
-    test = match_label_mix(train, labels, test_labels, seed)
-    assert torch.equal(test.indices.sort().values, torch.arange(num_test))
-    counts = train.label_counts(labels, 4).double()
-    quota = counts / counts.sum(0) * torch.bincount(test_labels, minlength=5)[:4]
-    assert float((test.label_counts(test_labels, 5)[:, :4] - quota).abs().max()) < 1
-
-
-def test_test_set_of_a_client_has_only_its_classes():
-    labels, test_labels = torch.arange(2000) % 10, torch.arange(500) % 10
-    train = ClassesPerClientPartitioner(2).split(labels, None, 20, 0)
-    test = match_label_mix(train, labels, test_labels, 0)
-    held = train.label_counts(labels, 10) > 0
-    assert torch.equal(test.label_counts(test_labels, 10) > 0, held)
-    assert not torch.equal(match_label_mix(train, labels, test_labels, 1).indices, test.indices)
-
-
-def test_rounding_is_unbiased():
-    """One test example, clients with 3 and 1 of 4 training examples: it goes to the first three times out of four."""
-    train = IndexSets(torch.arange(4), torch.tensor([0, 3, 4]))
-    zeros = torch.zeros(4, dtype=torch.int64)
-    first = sum(int(match_label_mix(train, zeros, zeros[:1], seed).sizes[0]) for seed in range(400))
-    assert first == pytest.approx(300, abs=35)  # four standard deviations
-
-
-def test_regression_targets_split_by_size():
-    train = IndexSets(torch.arange(40), torch.tensor([0, 30, 40]))
-    assert match_label_mix(train, torch.rand(40, 2), torch.rand(8, 2), 0).sizes.tolist() == [6, 2]

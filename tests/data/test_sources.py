@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from lfl.data import MNIST5000, DatasetSource, Digits, TensorData
-from lfl.data.sources import groups_of, targets_of
 
 
 class Squares(Dataset[Any]):
@@ -52,14 +51,6 @@ def test_test_fraction_out_of_range(source, value):
         source(value)
 
 
-def test_tensor_data_is_a_dataset_and_checks_its_lengths():
-    data = TensorData(torch.arange(3.0), torch.tensor([0, 1, 2]), torch.tensor([7, 8, 9]))
-    assert [tuple(map(float, data[i])) for i in range(len(data))] == [(0, 0), (1, 1), (2, 2)]
-    assert data.subset(torch.tensor([2, 0])).groups.tolist() == [9, 7]
-    with pytest.raises(ValueError, match="Got 3 inputs, 2 targets, 2 groups"):
-        TensorData(torch.arange(3.0), torch.tensor([0, 1]))
-
-
 def test_a_dataset_is_stacked_or_kept():
     train, _ = DatasetSource(Squares(), Squares(), num_classes=3).load()
     assert isinstance(train, TensorData)
@@ -67,16 +58,6 @@ def test_a_dataset_is_stacked_or_kept():
     assert train.targets.tolist() == [0, 1, 1] * 3
     kept = Squares()
     assert DatasetSource(kept, Squares(), num_classes=3, in_memory=False).load()[0] is kept
-
-
-def test_targets_and_groups_are_read_from_attributes_or_items():
-    with_attributes = TensorDataset(torch.zeros(2), torch.tensor([5, 6]))
-    assert targets_of(with_attributes).tolist() == [5, 6]
-    with_attributes.targets, with_attributes.groups = [1, 2], [3, 4]
-    assert targets_of(with_attributes).tolist() == [1, 2]
-    assert groups_of(with_attributes).tolist() == [3, 4]
-    assert groups_of(Squares()) is None
-    assert DatasetSource(with_attributes, Squares(), 7).load()[0].groups.tolist() == [3, 4]
 
 
 def test_an_iterable_dataset_is_refused():

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lfl.data import Normalize, TensorData, ToFloat
+from lfl.data.examples import ItemData
 from lfl.data.stores import DatasetStore, Loader, Store, TensorStore, make_store
 
 CPU = torch.device("cpu")
@@ -27,15 +28,19 @@ def in_memory() -> TensorData:
     return TensorData(torch.arange(0, 50, 10, dtype=torch.uint8).view(5, 1, 1, 1), torch.arange(5))
 
 
+def items() -> ItemData:
+    return ItemData(Tens(), "tens", torch.arange(5), has_labels=True)
+
+
 @pytest.fixture(params=["memory", "items"])
 def store(request: pytest.FixtureRequest) -> Store:
-    data = in_memory() if request.param == "memory" else Tens()
+    data = in_memory() if request.param == "memory" else items()
     return make_store(data, [ToFloat(), Normalize([10 / 255], [10 / 255])], num_workers=0, seed=0)
 
 
 def test_the_store_that_fits() -> None:
     assert type(make_store(in_memory(), [], 0, 0)) is TensorStore
-    assert type(make_store(Tens(), [], 0, 0)) is DatasetStore
+    assert type(make_store(items(), [], 0, 0)) is DatasetStore
 
 
 def test_examples_by_position(store: Store) -> None:

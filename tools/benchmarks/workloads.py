@@ -26,8 +26,9 @@ from lfl.data import (
     IndexSets,
     Partition,
     Partitioner,
+    Source,
+    TensorData,
 )
-from lfl.data.sources import Source, TensorData
 from lfl.models import MLP, Classifier, McMahanCNN, ResNet
 from lfl.participation import UniformParticipation
 from lfl.randomness import generator
