@@ -35,8 +35,8 @@ class Examples:
     Attributes:
         kind: how it hangs on the examples.
         power: it has the factor ``b ** power``: a mean over the examples is a sum with power -1.
-        blocks: of rows: the axis of the batch is ``[blocks, b, ...]``, flattened; ``[T, b, V]`` viewed as ``[T * b, V]``
-            has T blocks, ``[b, T, V]`` viewed as ``[b * T, V]`` has one.
+        blocks: of rows: the axis of the batch is ``[blocks, b, ...]``, flattened. It has T of them where ``[T, b, V]``
+            is viewed as ``[T * b, V]``, and one where ``[b, T, V]`` is viewed as ``[b * T, V]``.
         reason: of mixed: why, for a sentence about a loss or a logged value.
         place: of mixed: the operation, and the user's line.
     """
@@ -57,7 +57,16 @@ def mixed(reason: str) -> Examples:
     return Examples("mixed", reason=reason)
 
 
+ACROSS = mixed("looks across the examples of the batch")
+BESIDE = mixed("sets examples beside other examples")
+CURVED = mixed("is not linear in a sum or a mean over the batch")
+DIVIDES = mixed("divides by a number that depends on the data")
 MANY = mixed("depends on the number of examples otherwise than a mean does")
+NUMBERS = mixed("depends on the places of the examples in the batch")
+PLACES = mixed("picks examples by their place in the batch")
+RANDOM = mixed("draws random numbers for the batch as a whole")
+SELECTS = mixed("picks entries by a condition on the data")
+WHOLE = mixed("uses a sum or a mean over the batch beside each example")
 
 
 @dataclass(frozen=True)
@@ -116,14 +125,14 @@ def constant(first: Tensor, second: Tensor, sizes: Sizes) -> Operand:
 
 
 def settle(known: Examples, shapes: Shapes, sizes: Sizes) -> Examples:
-    """What is known of a result with these shapes: an axis of the batch must be there for rows, and for nothing else."""
+    """What is known of a result with these shapes: rows must have an axis of the batch, and nothing else may."""
     if known.kind == "mixed":
         return known
     axes = differing(shapes) if len(shapes[0]) == len(shapes[1]) else []
     if known.kind in ("shared", "sum"):
-        return known if shapes[0] == shapes[1] else MANY
+        return known if shapes[0] == shapes[1] else WHOLE if known.kind == "sum" else MANY
     if len(axes) != 1:
-        return mixed("sets every example beside every other" if axes else "picks examples by their place in the batch")
+        return BESIDE if axes else PLACES
     first, second = (shape[axes[0]] for shape in shapes)
     if known.kind == "position":
         return known if (first, second) == sizes else mixed("cuts the batch into parts")

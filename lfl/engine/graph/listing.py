@@ -23,6 +23,7 @@ Outputs = dict[str, Tensor]
 
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, lightning, torchmetrics, lfl.client))
 _LIBRARIES += (str(Path(__file__).parent),)
+_READERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)  # they would make constants of the batch
 
 
 class Listing:
@@ -69,6 +70,8 @@ class _UsersLines(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.register_hook:
             self.hooks.append("Tensor.register_hook")
+        if func in _READERS:
+            raise ValueError(f"`{func.__name__}` reads the values of a tensor")
         traceback.set_stack_trace([_users_line()])
         # torch's own reads the largest class, which a listing cannot; under vmap it computes this.
         return _one_hot(*args, **(kwargs or {})) if func is F.one_hot else func(*args, **(kwargs or {}))

@@ -22,6 +22,7 @@ from lfl.engine.graph.alias import owner_of
 from lfl.engine.graph.examples import (
     MANY,
     ROWS,
+    SELECTS,
     SHARED,
     Call,
     Examples,
@@ -96,20 +97,28 @@ def why_not_a_mean(step: Step, params: Tensor, batch: Any) -> str | None:
     start = params.detach().requires_grad_()
     try:
         large, small = (Listing(flat, start, at(examples[:size])) for size in (len(examples), _SMALL))
-        singles = [flat(start, *at(examples[i : i + 1])) for i in range(_SMALL)]
     except Exception as error:  # whatever a user's module raises is the reason
-        return f"its training step cannot be listed ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        return f"its training step cannot be listed ({_said(error)})"
     if large.gradients:
         return f"its loss has a gradient that is not torch's own ({large.gradients[0]})"
     reason = _Reading(large, small, (len(examples), _SMALL)).why_not_means()
+    if reason is not None:
+        return reason
     # What the step does with two examples and more is shown. With one alone it may take another branch.
-    return reason or _why_not_alone(small.outputs, singles)
+    try:
+        return _why_not_alone(small.outputs, [flat(start, *at(examples[i : i + 1])) for i in range(_SMALL)])
+    except Exception as error:
+        return f"its training step cannot be taken with a single example ({_said(error)})"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
 
 
 def _why_not_alone(whole: Outputs, singles: list[Outputs]) -> str | None:
     for name, value in whole.items():
         alone = torch.stack([single[name].detach() for single in singles]).double()
-        tolerance = 1e-3 * float(alone.abs().max())
+        tolerance = max(1e-3 * float(alone.abs().max()), 1e-6)  # other kernels round otherwise
         if not torch.isclose(alone.mean(), value.detach().double(), rtol=0, atol=tolerance, equal_nan=True):
             return f"{name} is another one for single examples"
     return None
@@ -127,6 +136,7 @@ class _Reading:
     def __init__(self, large: Listing, small: Listing, sizes: Sizes) -> None:
         self._large, self._small, self._sizes = large, small, sizes
         self._found: dict[fx.Node, list[Operand]] = {}  # of each operation, its results
+        self._memory: dict[fx.Node, list[fx.Node]] = {}  # the values that may share the memory of one
         self._spoiled: Examples | None = None  # what was written where other values may lie
 
     def why_not_means(self) -> str | None:
@@ -135,10 +145,8 @@ class _Reading:
             return "its training step does other operations with another number of examples"
         for node, twin in zip(self._large.nodes, self._small.nodes, strict=True):
             if node.op == "placeholder":
-                # The parameters come first.
-                self._found[node] = [
-                    Operand(ROWS if self._found else SHARED, _shapes(node, twin)[0], _values(node)[0].dtype)
-                ]
+                known = ROWS if self._found else SHARED  # the parameters come first
+                self._found[node] = [Operand(known, _shapes(node, twin)[0], _values(node)[0].dtype)]
             elif node.op == "get_attr":
                 values = self._large.constant(str(node.target)), self._small.constant(str(twin.target))
                 self._found[node] = [constant(*values, self._sizes)]
@@ -150,11 +158,12 @@ class _Reading:
             else:
                 outputs: Any = node.args[0]
                 return self._judge([self._found[output][0].known for output in outputs])
+            self._memory.setdefault(owner_of(node), []).append(node)
         return None
 
     def _judge(self, outputs: list[Examples]) -> str | None:
         if self._spoiled:
-            return f"its training step {self._spoiled.reason} {self._spoiled.place}"
+            return f"its training step {self._spoiled.reason} {self._spoiled.place}".strip()
         for name, known in zip(self._large.outputs, outputs, strict=True):
             if known.kind == "mixed":
                 return f"{name} {known.reason} {known.place}".strip()
@@ -169,6 +178,9 @@ class _Reading:
         shapes = _shapes(node, twin)
         call, varies = self._call(node, twin, shapes)
         known = self._result(call, varies)
+        if known == SELECTS:
+            # Their number is one of Python's from here on, and may be used for anything.
+            self._spoiled = self._spoiled or _placed(known, node)
         results = []
         for index, shape in enumerate(shapes):
             own = mixed("reads more of a loss than its value") if index and call.name in LOSSES else known
@@ -215,11 +227,11 @@ class _Reading:
                 continue
             if argument.name.startswith("running_") and result.kind == "rows":
                 continue  # the statistics of a batch normalisation in evaluation mode, which only reads them
-            before = self._found[written][0]
-            if before.known == result or before.known.kind == "mixed":
-                continue  # whatever shares this memory is no other than it was
+            before = [o.known for value in self._memory[owner_of(written)] for o in self._found[value]]
+            if all(known.kind == result.kind and known.power == result.power for known in before):
+                continue  # what shares this memory is no other than it was; or it is mixed, and stays so
             if self._is_alone(written):
-                self._found[written] = [replace(before, known=result)]
+                self._found[written] = [replace(self._found[written][0], known=result)]
             elif self._spoiled is None:
                 reason = result if result.kind == "mixed" else mixed("writes into a value that others may share")
                 self._spoiled = _placed(reason, call.node)
@@ -227,8 +239,7 @@ class _Reading:
     def _is_alone(self, node: fx.Node) -> bool:
         """Whether the memory of a value is of the step's own, and no view of it was taken."""
         owner = owner_of(node)
-        views = [other for other in self._found if other is not owner and owner_of(other) is owner]
-        return owner.op == "call_function" and all(_writes(view) for view in views)
+        return owner.op == "call_function" and all(_writes(o) for o in self._memory[owner] if o is not owner)
 
 
 def _kind(node: fx.Node) -> tuple[str, str]:

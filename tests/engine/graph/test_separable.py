@@ -1,70 +1,19 @@
 """Which losses are means over examples: what is shown to be one is one, on batches of every kind."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+from examples_alone import CLASSES, FEATURES, KEY, Loss, Task, batches, cross_entropy, is_mean, model_of
+from torch import Tensor
+from worlds import mlp
 
+from lfl.callbacks import Proximal
 from lfl.client.model import ClientModel
 from lfl.engine.graph.separable import why_not_a_mean, why_not_separable
-from lfl.models import MLP, LeNet5, McMahanCNN, ResNet
-
-KEY = torch.tensor(7)
-CLASSES, FEATURES = 5, 6
-Loss = Callable[["Task", Tensor, Tensor], Tensor]
-
-
-class Task(LightningModule):
-    """A network and a loss, which sees the network, the batch and the labels."""
-
-    def __init__(self, loss: Loss, net: nn.Module | None = None) -> None:
-        super().__init__()
-        self.net = net or nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-        self.loss = loss
-        self.register_buffer("scale", torch.linspace(1, 2, CLASSES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Any) -> Tensor:
-        return self.loss(self, *batch)
-
-
-def labels(count: int, seed: int) -> Tensor:
-    """Of all classes, of two, or of one: batches on which weights and counts differ."""
-    classes = (CLASSES, 2, 1)[seed % 3]
-    return torch.randint(classes, (count,), generator=torch.Generator().manual_seed(seed))
-
-
-def batches(shape: tuple[int, ...], count: int = 7) -> list[tuple[Tensor, Tensor]]:
-    """Three batches ``(x, y)``."""
-    draw = torch.Generator().manual_seed(0)
-    return [(torch.randn(count, *shape, generator=draw).double(), labels(count, seed)) for seed in range(3)]
-
-
-def model_of(loss: Loss, net: nn.Module | None = None) -> ClientModel:
-    torch.manual_seed(1)
-    return ClientModel(Task(loss, net).double())
-
-
-def results(model: ClientModel, batch: Any) -> list[Tensor]:
-    """The gradient of the loss, the loss, and logged values."""
-    params = model.flat_parameters().requires_grad_()
-    with model.recording():
-        loss, logs = model.loss(params, batch, 0, KEY, params.detach())
-    (gradient,) = torch.autograd.grad(loss, params)
-    return [gradient, loss.detach(), *(value.double() for value in logs.values())]
-
-
-def is_mean(model: ClientModel, batch: tuple[Tensor, Tensor]) -> bool:
-    """Whether the results on a batch are the means of those on its examples, each alone."""
-    singles = [results(model, tuple(part[i : i + 1] for part in batch)) for i in range(len(batch[0]))]
-    means = [torch.stack(parts).mean(0) for parts in zip(*singles, strict=True)]
-    return all(torch.allclose(a, b, rtol=1e-9, atol=1e-11) for a, b in zip(results(model, batch), means, strict=True))
 
 
 def logged(value: Callable[[Tensor, Tensor], Tensor]) -> Loss:
@@ -80,10 +29,6 @@ def logged(value: Callable[[Tensor, Tensor], Tensor]) -> Loss:
 
 def of_logits(loss: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     return lambda task, x, y: loss(task(x), y)
-
-
-def cross_entropy(task: Task, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(task(x), y)
 
 
 def soft(y: Tensor) -> Tensor:
@@ -115,10 +60,10 @@ def penalised(task: Task, x: Tensor, y: Tensor) -> Tensor:
 
 def added_in_place(task: Task, x: Tensor, y: Tensor) -> Tensor:
     total = torch.zeros((), dtype=x.dtype)
-    total += F.cross_entropy(task(x), y, reduction="sum")
-    total += task(x).square().sum()
-    total /= len(y)
-    return total
+    total += F.cross_entropy(task(x), y)
+    total += task(x).square().mean()
+    total *= 0.5
+    return total + sum([task(x).sum(), x.sum()]) / len(y)
 
 
 def embedded(task: Task, x: Tensor, y: Tensor) -> Tensor:
@@ -132,6 +77,7 @@ def contrastive_of_views(task: Task, x: Tensor, y: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(task(x), task(0.9 * x), dim=1).mean() + F.cross_entropy(task(x), y)
 
 
+RISING = torch.linspace(1, 2, CLASSES).double()
 MEANS: dict[str, Loss] = {
     "cross entropy": cross_entropy,
     "cross entropy of each": of_logits(lambda z, y: F.cross_entropy(z, y, reduction="none").mean()),
@@ -144,7 +90,7 @@ MEANS: dict[str, Loss] = {
     "ignoring a class that no example has": of_logits(lambda z, y: F.cross_entropy(z, y, ignore_index=-1)),
     "soft targets": of_logits(lambda z, y: F.cross_entropy(z, 0.9 * soft(y) + 0.02)),
     "log likelihood": of_logits(lambda z, y: F.nll_loss(z.log_softmax(1), y)),
-    "weights, added": of_logits(lambda z, y: F.cross_entropy(z, y, torch.arange(5.0).double(), reduction="sum") / len(y)),
+    "weights, added": of_logits(lambda z, y: F.cross_entropy(z, y, RISING, reduction="sum") / len(y)),
     "weights of each": lambda t, x, y: (t.scale[y] * F.cross_entropy(t(x), y, reduction="none")).mean(),
     "scaled logits": lambda t, x, y: F.cross_entropy(t(x) * t.scale, y),
     "focal": of_logits(focal),
@@ -154,11 +100,15 @@ MEANS: dict[str, Loss] = {
     "regression": of_logits(lambda z, y: F.mse_loss(z[:, :1].squeeze(1), y.double())),
     "absolute error": of_logits(lambda z, y: F.l1_loss(z, soft(y)) + F.smooth_l1_loss(z, soft(y))),
     "huber": of_logits(lambda z, y: F.huber_loss(z, soft(y)) + F.soft_margin_loss(z, 2 * soft(y) - 1)),
-    "binary": of_logits(lambda z, y: F.binary_cross_entropy_with_logits(z, soft(y), pos_weight=torch.arange(5.0) + 1)),
+    "binary": of_logits(lambda z, y: F.binary_cross_entropy_with_logits(z, soft(y), pos_weight=RISING)),
     "binary probabilities": of_logits(lambda z, y: F.binary_cross_entropy(z.sigmoid(), soft(y))),
     "divergence, batchmean": of_logits(lambda z, y: F.kl_div(z.log_softmax(1), soft(y) + 0.1, reduction="batchmean")),
-    "margins": of_logits(lambda z, y: F.multi_margin_loss(z, y) + F.multilabel_margin_loss(z, y[:, None].expand(-1, 5))),
-    "hinge of each": of_logits(lambda z, y: (1 - z.gather(1, y[:, None]) + z.amax(1, keepdim=True)).clamp(min=0).mean()),
+    "margins": of_logits(
+        lambda z, y: F.multi_margin_loss(z, y) + F.multilabel_margin_loss(z, y[:, None].expand(-1, 5))
+    ),
+    "hinge of each": of_logits(
+        lambda z, y: (1 - z.gather(1, y[:, None]) + z.amax(1, keepdim=True)).clamp(min=0).mean()
+    ),
     "largest logit": of_logits(lambda z, y: z.logsumexp(1).mean() - z.max(1).values.mean() + z.std(1).mean()),
     "penalty": penalised,
     "in place": added_in_place,
@@ -172,11 +122,11 @@ MEANS: dict[str, Loss] = {
 
 REFUSED: dict[str, tuple[Loss, str]] = {
     "class weights": (
-        of_logits(lambda z, y: F.cross_entropy(z, y, weight=torch.arange(5.0).double() + 1)),
+        of_logits(lambda z, y: F.cross_entropy(z, y, weight=RISING)),
         "class weights",
     ),
     "smoothed class weights": (
-        of_logits(lambda z, y: F.cross_entropy(z, y, torch.arange(5.0).double() + 1, label_smoothing=0.1)),
+        of_logits(lambda z, y: F.cross_entropy(z, y, RISING, label_smoothing=0.1)),
         "depends on the data",
     ),
     "weighted mean by hand": (
@@ -192,7 +142,7 @@ REFUSED: dict[str, tuple[Loss, str]] = {
         "divides by a number that depends on the data",
     ),
     "masked hits": (
-        logged(lambda z, y: ((z.argmax(1) == y) & (y != 1)).sum() / (1 + (y != 1).sum())),
+        logged(lambda z, y: ((z.argmax(1) == y) & (y != 1)).sum() / (y != 1).sum()),
         "its logged value 'value' divides by a number that depends on the data",
     ),
     "a mask": (of_logits(lambda z, y: z[y == y.max()].mean()), "ondition on the data"),
@@ -207,13 +157,17 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     ),
     "hard triplets": (of_logits(lambda z, y: torch.cdist(z, z).amax(1).mean()), "compares examples"),
     "standardised": (
-        lambda t, x, y: F.cross_entropy(t((x - x.mean(0)) / (1 + x.std(0))), y),
+        lambda t, x, y: F.cross_entropy(t(x / (1 + x.amax(0))), y),
         "across the examples",
     ),
     "centred": (lambda t, x, y: F.cross_entropy(t(x - x.mean(0)), y), "beside each example"),
-    "largest of the batch": (of_logits(lambda z, y: F.cross_entropy(z, y, reduction="none").max()), "across the examples"),
+    "largest of the batch": (
+        of_logits(lambda z, y: F.cross_entropy(z, y, reduction="none").max()),
+        "across the examples",
+    ),
     "softmax over the batch": (of_logits(lambda z, y: z.softmax(0)[:, 0].square().mean()), "across the examples"),
-    "sorted": (of_logits(lambda z, y: F.cross_entropy(z, y, reduction="none").topk(2).values.mean()), "across the examples"),
+    "sorted": (of_logits(lambda z, y: (z.sort(0).values * z.detach()).mean()), "across the examples"),
+    "running sums": (of_logits(lambda z, y: z.cumsum(0).square().mean()), "across the examples"),
     "correlation": (
         of_logits(lambda z, y: z.square().sum() - z[:, 0].mean() * z[:, 1].mean()),
         "not linear",
@@ -231,11 +185,17 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     "the first": (of_logits(lambda z, y: z[0].square().mean()), "place in the batch"),
     "neighbours": (of_logits(lambda z, y: (z[1:] - z[:-1]).square().sum() / len(z)), ""),
     "mixed up": (of_logits(lambda z, y: (0.5 * z + 0.5 * z.flip(0)).square().mean()), "place in the batch"),
-    "broadcast by mistake": (of_logits(lambda z, y: F.mse_loss(z[:, :1] + 0 * y, y.double() + 0 * z[:, :1])), "examples"),
+    "broadcast by mistake": (
+        of_logits(lambda z, y: (z[:, :1] - y).square().mean()),
+        "examples",
+    ),
     "parts": (of_logits(lambda z, y: z.reshape(CLASSES, -1).logsumexp(1).mean()), "into parts"),
     "random": (of_logits(lambda z, y: (z * torch.rand_like(z)).mean()), "random numbers"),
     "a number of distinct classes": (logged(lambda z, y: soft(y).amax(0).sum()), "across the examples"),
-    "another branch for one": (of_logits(lambda z, y: z.square().mean() * (2 if len(z) == 1 else 1)), "single examples"),
+    "another branch for one": (
+        of_logits(lambda z, y: z.square().mean() * (2 if len(z) == 1 else 1)),
+        "single examples",
+    ),
     "a branch for few": (of_logits(lambda z, y: z.square().mean() if len(z) < 4 else z.mean()), "other operations"),
 }
 
@@ -258,3 +218,64 @@ def test_others_are_refused_whatever_the_batch_and_are_none(name: str) -> None:
         assert gist in reason
     if name != "random":
         assert not all(is_mean(model, batch) for batch in batches((FEATURES,)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_batch_may_be_small(count: int) -> None:
+    """Its examples are repeated."""
+    batch = tuple(part[:count] for part in batches((FEATURES,))[0])
+    assert why_not_separable(model_of(cross_entropy), batch, KEY) is None
+    reason = why_not_separable(model_of(REFUSED["class weights"][0]), batch, KEY)
+    assert reason is not None
+    assert "class weights" in reason
+
+
+def test_terms_of_callbacks_are_seen() -> None:
+    def spread(client: Any, loss: Tensor) -> Tensor:
+        return loss + client.call(client.batch[0]).var()
+
+    for term, gist in ((Proximal(0.1).client_loss, None), (spread, "across the examples")):
+        model = ClientModel(mlp(), loss_terms=(term,))
+        reason = why_not_separable(model, (torch.randn(4, 8).double(), torch.tensor([0, 1, 1, 0])), KEY)
+        assert reason is None if gist is None else gist in str(reason)
+
+
+def test_neither_batch_nor_module_is_changed() -> None:
+    """Not by a step that writes into its batch either."""
+    model = model_of(lambda task, x, y: F.cross_entropy(task(x.mul_(2)), y))
+    batch = batches((FEATURES,))[0]
+    before = copy.deepcopy((batch, model.module.state_dict()))
+    assert why_not_separable(model, batch, KEY) is None
+    assert torch.equal(batch[0], before[0][0])
+    assert all(torch.equal(value, before[1][name]) for name, value in model.module.state_dict().items())
+    assert "log" not in vars(model.module)
+
+
+def test_a_batch_is_any_nest_whose_parts_are_equally_long() -> None:
+    def step(params: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"its loss": (batch["a"] * params * batch["b"]).mean()}
+
+    params = torch.ones(1)
+    assert why_not_a_mean(step, params, {"a": torch.ones(4), "b": torch.ones(4)}) is None
+    reason = why_not_a_mean(step, params, {"a": torch.ones(4), "b": torch.ones(1)})
+    assert reason == "the parts of its batch differ in length"
+
+
+def test_the_gradient_is_that_mean_too() -> None:
+    """A gradient that is normalised over the batch belongs to a loss that is a mean."""
+    model = model_of(lambda task, x, y: F.cross_entropy(Normalised.apply(task(x)), y))
+    batch = batches((FEATURES,))[0]
+    assert not is_mean(model, batch)
+    assert (
+        why_not_separable(model, batch, KEY) == "its loss has a gradient that is not torch's own (NormalisedBackward)"
+    )
+
+
+class Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / gradient.norm()
