@@ -62,7 +62,12 @@ RULES: dict[str, Rule] = _table(
     (multiply, "mul"),
     (divide, "div true_divide"),
     (convert, "_to_copy clone detach alias lift_fresh_copy lift_fresh neg positive contiguous to"),
-    (pointwise, "masked_fill where clamp copy floor_divide hardswish log_sigmoid_forward _prelu_kernel"),
+    # Those that torch does not mark as pointwise, or that torch 2.4 did not.
+    (
+        pointwise,
+        "masked_fill where clamp copy floor_divide log_sigmoid_forward _prelu_kernel leaky_relu elu celu selu gelu "
+        "silu mish softplus hardtanh hardswish hardsigmoid hardshrink softshrink threshold relu6 logit",
+    ),
     (viewed, _VIEW),
     (moved, "permute transpose t movedim"),
     (expanded, "expand repeat"),
@@ -123,7 +128,7 @@ RULES: dict[str, Rule] = _table(
     (distances, "_cdist_forward"),
     (embedded, "embedding"),
     (gathered, "gather scatter scatter_add"),
-    (indexed, "index"),
+    (indexed, "index _unsafe_index"),
     (
         entry_loss,
         "mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss",

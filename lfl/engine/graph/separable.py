@@ -83,8 +83,8 @@ def why_not_a_mean(step: Step, params: Tensor, batch: Any) -> str | None:
         The reason; None if every result is such a mean, or does not depend on the batch.
     """
     leaves, spec = tree_flatten(batch)
-    count = len(leaves[0])
-    if any(len(leaf) != count for leaf in leaves):
+    count = len(leaves[0]) if leaves[0].dim() else 0
+    if not count or any(leaf.shape[:1] != (count,) for leaf in leaves):
         return "the parts of its batch differ in length"
     examples = torch.arange(max(count, _LARGE), device=leaves[0].device) % count
 
@@ -101,7 +101,10 @@ def why_not_a_mean(step: Step, params: Tensor, batch: Any) -> str | None:
         return f"its training step cannot be listed ({_said(error)})"
     if large.gradients:
         return f"its loss has a gradient that is not torch's own ({large.gradients[0]})"
-    reason = _Reading(large, small, (len(examples), _SMALL)).why_not_means()
+    try:
+        reason = _Reading(large, small, (len(examples), _SMALL)).why_not_means()
+    except Exception as error:  # an operation with other arguments than the rules expect, in another torch
+        return f"its operations cannot be followed ({_said(error)})"
     if reason is not None:
         return reason
     # What the step does with two examples and more is shown. With one alone it may take another branch.
@@ -112,7 +115,8 @@ def why_not_a_mean(step: Step, params: Tensor, batch: Any) -> str | None:
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    said = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {said[0][:200]}"
 
 
 def _why_not_alone(whole: Outputs, singles: list[Outputs]) -> str | None:
@@ -209,7 +213,7 @@ class _Reading:
                 found = [self._found[part][0] if isinstance(part, fx.Node) else None for part in parts]
                 arguments[name] = found if isinstance(first, list | tuple) else found[0]
                 operands[name] = [operand for operand in found if operand is not None]
-            elif first != second and name in _factors(node):
+            elif first != second and name in _factors(node) and first is not None and second is not None:
                 operands[name] = [number(first, second, self._sizes)]
             elif first != second:
                 varies = True

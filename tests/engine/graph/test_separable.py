@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from examples_alone import CLASSES, FEATURES, KEY, Loss, Task, batches, cross_entropy, is_mean, model_of
 from torch import Tensor
-from worlds import mlp
 
 from lfl.callbacks import Proximal
 from lfl.client.model import ClientModel
@@ -235,8 +234,8 @@ def test_terms_of_callbacks_are_seen() -> None:
         return loss + client.call(client.batch[0]).var()
 
     for term, gist in ((Proximal(0.1).client_loss, None), (spread, "across the examples")):
-        model = ClientModel(mlp(), loss_terms=(term,))
-        reason = why_not_separable(model, (torch.randn(4, 8).double(), torch.tensor([0, 1, 1, 0])), KEY)
+        model = ClientModel(Task(cross_entropy).double(), loss_terms=(term,))
+        reason = why_not_separable(model, batches((FEATURES,))[0], KEY)
         assert reason is None if gist is None else gist in str(reason)
 
 
