@@ -21,4 +21,9 @@ What is checked, and when: ``select`` refuses modules that change buffers, draw 
 Metric objects, before the first round. The second call of every shape is computed both ways and must agree to the bit;
 a step with descent at its first call, to rounding; a compiled step at its first call, in norm. What differs raises
 ``TraceError``; nothing is replaced silently.
+
+``separable`` reads a list of another kind: the operations of one client's loss, without gradients, as ``listing`` makes
+it at two sizes of the batch. From what is known of each tensor (``examples``) and what operations do to it
+(``arithmetic``, ``layers``, ``rules``) it shows that the loss and the logged values are means over examples that do not
+see each other, or says what is in the way.
 """
