@@ -16,6 +16,7 @@ from lfl.client.optimizer import ELEMENTWISE, build_optimizer
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
+from lfl.engine.graph.separable import why_not_separable
 from lfl.engine.sequential import SequentialEngine
 from lfl.engine.trial import Trial
 from lfl.engine.vectorized import VectorizedEngine, vectorized_features, vectorized_step
@@ -89,6 +90,11 @@ def why_not_padded(model: ClientModel, trial: Trial) -> str | None:
         return "it draws random numbers for a batch, not for an example"
     if model.global_feature_names:
         return "its loss reads features of the global model"
+    twin = model.copy()
+    with twin.recording():
+        reason = why_not_separable(twin, trial.batch_of(0), trial.keys[0])
+    if reason is not None:
+        return reason
     return _why_not_the_same(model, trial, is_padded=True)
 
 

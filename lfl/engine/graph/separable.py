@@ -57,7 +57,7 @@ def why_not_separable(model: ClientModel, batch: Any, key: Tensor, extras: Extra
     Returns:
         The reason, for a sentence about the module; None if all of them are such means.
     """
-    if model.random_operations:
+    if model.traits.random_operations:
         return "its training step draws random numbers for the batch as a whole"
     if model.global_feature_names or extras.global_features:
         return "its loss reads the features of the global model, which are computed for a batch as a whole"
