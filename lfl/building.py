@@ -57,8 +57,8 @@ _IRRELEVANT_DATA = ("eval_batch_size", "num_workers", "partition_path")
 class RunBuilder:
     """Builds a run part by part, so that wrong settings are refused before anything is written to the disk.
 
-    ``fit`` goes in this order, from the cheapest refusal to the most expensive one: ``check``, ``training`` (which first
-    builds server, learning rates and validation data, and then may try out both engines), a comparison of
+    ``fit`` goes in this order, from the cheapest refusal to the most expensive one: ``check``, ``training`` (which
+    first builds server, learning rates and validation data, and then may try out both engines), a comparison of
     ``description`` with that of a checkpoint, and only then the run folder and ``build``.
 
     Args:

@@ -214,9 +214,7 @@ class Run(Federation):
             state: what ``state_dict`` returned.
             folder: folder of the run that the state is from, with its files of client rows and of metrics.
         """
-        before, after = (
-            f"{e['name']} (cohorts of {e['cohort_size']})" for e in (state["engine"], self.engine_choice)
-        )
+        before, after = (f"{e['name']} (cohorts of {e['cohort_size']})" for e in (state["engine"], self.engine_choice))
         if before != after:
             self.display.message(f"The engine was {before} and is now {after}: equal up to rounding, not bit for bit.")
         # Bound to a copy: the module's parameters are views of x, and loading would write into the server's vector,

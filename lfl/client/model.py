@@ -148,7 +148,7 @@ class ClientModel:
         """The gradients that ``backward`` adds to the parameters: reentrant checkpoints give them in no other way."""
         for parameter in self._receiving:
             parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         gradients = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self._receiving)
         for parameter in self._receiving:
             parameter.grad = None
@@ -289,8 +289,8 @@ class ClientModel:
         """
         if self.traits.logged_metrics:
             raise ValueError(
-                f"The training step logs the Metric object {self.traits.logged_metrics[0]!r}, which would also count the pass "
-                "of the frozen global model: log a number instead."
+                f"The training step logs the Metric object {self.traits.logged_metrics[0]!r}, which would also count "
+                "the pass of the frozen global model: log a number instead."
             )
         # Not `eval()` and `train()`: parts that the user keeps in evaluation mode must stay in it.
         modes = [part for part in self._parts if part.training]

@@ -40,7 +40,8 @@ def _joined(twin: LightningModule, module: LightningModule) -> LightningModule:
         part = twins[id(original)]
         if "_trainer" in vars(original):  # Lightning leaves it out of what is copied or pickled
             vars(part)["_trainer"] = vars(original)["_trainer"]
-        for held in (vars(part), part._forward_hooks, part._forward_pre_hooks):
+        dicts: list[Any] = [vars(part), part._forward_hooks, part._forward_pre_hooks]
+        for held in dicts:
             for name, value in list(held.items()):
                 if isinstance(value, types.FunctionType | types.MethodType):
                     held[name] = _of_twin(value, twins)

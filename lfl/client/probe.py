@@ -25,11 +25,13 @@ from lfl.generators import HostGenerators
 
 # What a trainer says of itself that stays the same during a run. All else may change from round to round.
 _CONSTANTS = frozenset(
-    "accelerator callbacks datamodule default_root_dir device devices fabric global_rank is_global_zero local_rank "
-    "log_dir logger loggers max_epochs max_rounds model num_clients num_devices num_nodes precision seed strategy "
-    "world_size".split()
+    """
+    accelerator callbacks datamodule default_root_dir device devices fabric global_rank is_global_zero local_rank
+    log_dir logger loggers max_epochs max_rounds model num_clients num_devices num_nodes precision seed strategy
+    world_size
+    """.split()
 )
-_CLOCKS = frozenset("time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns".split())
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 _LIBRARIES = ("/torch/", "/lightning/", "/torchmetrics/", "/lfl/", "/numpy/")
 
 
@@ -119,7 +121,7 @@ def _without_gradient(model: ClientModel, loss: Tensor, again: Callable[[], Tens
     if not missing:
         return (), False
     # A reentrant checkpoint hides what is in it from `autograd.grad`; `backward` enters it.
-    again().backward()  # type: ignore[no-untyped-call]
+    again().backward()
     found = [name for name in missing if trained[name].grad is not None]
     return tuple(name for name in missing if name not in found), bool(found)
 
@@ -171,7 +173,7 @@ def _watched_clock(reads: set[str]) -> Iterator[None]:
         if event != "c_call":
             return
         name = getattr(called, "__name__", "")
-        is_clock = getattr(called, "__module__", None) == "time" and name in _CLOCKS
+        is_clock = getattr(called, "__module__", None) == "time" and name.removesuffix("_ns") in _CLOCKS
         is_date = name in ("now", "today", "utcnow") and getattr(called, "__self__", None).__class__ is type
         if (is_clock or is_date) and not any(part in frame.f_code.co_filename for part in _LIBRARIES):
             reads.add("the clock")
@@ -212,6 +214,6 @@ def _telling(kind: type, prefix: str, own: set[str], seen: set[str]) -> type:
         qualified = f"{prefix}.{name}" if prefix else name
         if qualified in own:
             seen.add(qualified)
-        return kind.__getattribute__(self, name)
+        return kind.__getattribute__(self, name)  # type: ignore[call-arg]
 
     return type(kind.__name__, (kind,), {"__getattribute__": tell, "__module__": kind.__module__})

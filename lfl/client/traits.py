@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class StepTraits:
     def __or__(self, other: StepTraits) -> StepTraits:
         """What has been seen in at least one of two steps; of gradients, what was missing in both."""
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        joined = {k: a or b if isinstance(a, bool) else tuple(dict.fromkeys(a + b)) for k, (a, b) in both.items()}
+        joined: dict[str, Any] = {
+            k: a or b if isinstance(a, bool) else tuple(dict.fromkeys(a + b)) for k, (a, b) in both.items()
+        }
         joined["without_gradient"] = tuple(n for n in self.without_gradient if n in other.without_gradient)
         return StepTraits(**joined)
 

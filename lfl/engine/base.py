@@ -30,6 +30,7 @@ from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
 
+
 class StepWatch(Protocol):
     """Compares some steps with the same steps of one client at a time."""
 

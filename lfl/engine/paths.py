@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import ELEMENTWISE, build_optimizer

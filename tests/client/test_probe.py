@@ -132,5 +132,8 @@ def test_what_backward_alone_reaches_is_seen() -> None:
 
 
 def test_two_steps_are_seen_together() -> None:
-    one, other = StepTraits(reads=("a",), without_gradient=("w", "v")), StepTraits(reads=("b",), without_gradient=("v",))
+    one, other = (
+        StepTraits(reads=("a",), without_gradient=("w", "v")),
+        StepTraits(reads=("b",), without_gradient=("v",)),
+    )
     assert one | other == StepTraits(reads=("a", "b"), without_gradient=("v",))

@@ -26,7 +26,7 @@ def test_each_client_comes_once_and_those_not_trained_again(tmp_path: Path) -> N
     first = seen[0]
     assert seen[1] == first[:2]
     assert seen[2] == first[2:]
-    assert sorted(sum(seen[3:], [])) == sorted(set(range(8)) - set(first[:2]))
+    assert sorted(client for ids in seen[3:] for client in ids) == sorted(set(range(8)) - set(first[:2]))
     assert all(len(ids) == 1 for ids in seen[3:])
 
 

@@ -57,7 +57,12 @@ def test_a_plain_step_may_be_computed_in_any_way() -> None:
 @pytest.mark.parametrize(
     ("step", "vectorized", "padded", "recorded"),
     [
-        (with_buffer, "its training step changes the module's attribute 'layers.kept'", None, "it changes the module's"),
+        (
+            with_buffer,
+            "its training step changes the module's attribute 'layers.kept'",
+            None,
+            "it changes the module's",
+        ),
         (weighted, None, "", None),
         (data_dependent, "its training step does not run under vmap", None, None),
         (epoch, None, None, "it reads `batch_idx`, which is not the same at every step"),
@@ -89,7 +94,11 @@ def test_a_path_builds_its_engine() -> None:
     data.setup("fit")
     for path in (Path(), Path("vectorized", 3, padded_width=5, recording=True, may_descend=False)):
         engine = path.engine(ClientModel(mlp()), data, LocalWork(), [], 0)
-        assert (engine.name, engine.cohort_size, engine.padded_width) == (path.name, path.cohort_size, path.padded_width)
+        assert (engine.name, engine.cohort_size, engine.padded_width) == (
+            path.name,
+            path.cohort_size,
+            path.padded_width,
+        )
         assert (engine.is_recorded, engine.may_descend) == (path.recording, path.may_descend)
 
 

@@ -1,6 +1,7 @@
 """A fast path is left as soon as it is seen to be wrong, and what hooks change is followed."""
 
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,9 @@ class Followed(Net):
 
 
 def test_what_hooks_change_is_followed_on_both_engines(tmp_path: Path) -> None:
-    runs = [fitted(Followed, tmp_path, engine, server_optimizer=with_momentum) for engine in ("sequential", "vectorized")]
+    runs = [
+        fitted(Followed, tmp_path, engine, server_optimizer=with_momentum) for engine in ("sequential", "vectorized")
+    ]
     torch.testing.assert_close(runs[1].server.vector, runs[0].server.vector, rtol=0, atol=1e-9)
     assert runs[0].run.training.generation >= 4
 
@@ -160,7 +163,7 @@ def test_what_is_frozen_does_not_move_at_the_server_either(engine: str, server_o
             kept.append(self.layers[1].weight.detach().clone())
 
     fitted(Frozen, tmp_path, engine, rounds=5, server_optimizer=server_optimizer)
-    assert [not torch.equal(a, b) for a, b in zip(kept, kept[1:], strict=False)] == [True, False, True, True]
+    assert [not torch.equal(a, b) for a, b in pairwise(kept)] == [True, False, True, True]
 
 
 def test_a_resumed_run_finds_what_hooks_have_set(tmp_path: Path) -> None:
@@ -173,7 +176,9 @@ def test_a_resumed_run_finds_what_hooks_have_set(tmp_path: Path) -> None:
         for number in (2, 3, 4):
             checkpoint = Path(unbroken.log_dir) / "checkpoints" / f"round_{number:06d}.ckpt"
             torch.manual_seed(0)
-            resumed = train([], folder, Followed(), ragged_data(), str(checkpoint), engine=engine, max_rounds=6, **options)
+            resumed = train(
+                [], folder, Followed(), ragged_data(), str(checkpoint), engine=engine, max_rounds=6, **options
+            )
             assert torch.equal(resumed.server.vector, unbroken.server.vector), (engine, number)
 
 
@@ -194,5 +199,7 @@ def test_a_part_that_nobody_knew_of_is_refused_with_the_way_to_do_it(tmp_path: P
         def on_validation_epoch_end(self) -> None:
             self.layers[1].requires_grad_(True)
 
-    with pytest.raises(ValueError, match=r"'layers.1.weight' requires a gradient from round 2 on.*give it `requires_grad"):
+    with pytest.raises(
+        ValueError, match=r"'layers.1.weight' requires a gradient from round 2 on.*give it `requires_grad"
+    ):
         fitted(Late, tmp_path, "sequential", check_val_every_n_rounds=1)

@@ -17,7 +17,10 @@ def world(dtype: torch.dtype = torch.float64, rows: int = 5, width: int = 4) -> 
     draws = torch.Generator().manual_seed(0)
     module = mlp().to(dtype)
     model = ClientModel(module)
-    batch = torch.randn(rows, width, 1, 8, 8, generator=draws, dtype=dtype), torch.randint(4, (rows, width), generator=draws)
+    batch = (
+        torch.randn(rows, width, 1, 8, 8, generator=draws, dtype=dtype),
+        torch.randint(4, (rows, width), generator=draws),
+    )
     start = model.flat_parameters()
     params = start + 0.1 * torch.randn(rows, len(start), generator=draws, dtype=dtype)
     return model, params, StepInput(batch, torch.arange(rows), start)
