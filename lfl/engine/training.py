@@ -256,8 +256,8 @@ class LocalTraining:
         if path.name == "vectorized" and right.name != "vectorized":
             if engine == "vectorized":
                 raise RuntimeError(
-                    f"`engine=vectorized` cannot train {kind} from round {self._round} on: {reason}. Use `engine=auto`, "
-                    "which goes on one client at a time."
+                    f"`engine=vectorized` cannot train {kind} from round {self._round} on: {reason}. Use "
+                    "`engine=auto`, which goes on one client at a time."
                 )
             what = "is trained one client at a time"
         elif path.recording and not right.recording:
@@ -300,8 +300,8 @@ class LocalTraining:
         owner = next((type(c).__name__ for c in self._callbacks if overrides(c, "coordinates")), None)
         if frozen and owner is not None:
             raise ValueError(
-                f"{owner} moves all parameters by coordinates, but {frozen[0]!r} is frozen from round {self._round} on: "
-                "freeze it before the run, or not at all."
+                f"{owner} moves all parameters by coordinates, but {frozen[0]!r} is frozen from round {self._round} "
+                "on: freeze it before the run, or not at all."
             )
 
 
