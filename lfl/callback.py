@@ -24,7 +24,7 @@ from lfl.subspace.base import Basis
 
 _LIGHTNING_HOOKS = {"on_fit_start", "on_fit_end", "setup", "state_dict", "load_state_dict"}  # those that lfl calls
 _LIGHTNING_OTHERS = {"teardown"}
-_NEAR = 0.8  # of two names that differ by a slip, such as `wrap_gradients`; `encode_rows` is a name of its own
+_NEAR = 0.8  # of two names that differ by a slip, such as `wrap_gradients`
 
 Gradient = Callable[[Tensor, LocalStep], Tensor]
 """A function of the parameters [A, D] (or coordinates [A, R]) of the A clients that still take steps, and of the step.
@@ -296,5 +296,9 @@ def _near_hook(name: str, kind: type[FederatedCallback], overridden: set[str]) -
     is_method = inspect.isroutine(inspect.getattr_static(kind, name))
     # What is not a method may be a misspelt attribute: `observe = True`.
     candidates = _HOOKS - overridden if is_method else _ATTRIBUTES - vars(kind).keys()
-    near = difflib.get_close_matches(name, candidates, 1, 0.6 if name.startswith("on_") else _NEAR)
+    if name.startswith("on_"):
+        near = difflib.get_close_matches(name, candidates, 1)
+    else:  # `coordinates_of` and `encode_rows` say more, and are names of their own
+        count = name.strip("_").count("_")
+        near = difflib.get_close_matches(name, [known for known in candidates if known.count("_") >= count], 1, _NEAR)
     return near[0] if near else None

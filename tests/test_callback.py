@@ -162,7 +162,17 @@ def test_hooks_in_wrong_places_are_warned_of() -> None:
 
 
 def test_names_of_ones_own_are_left_alone() -> None:
-    names = ["encode_rows", "compress", "weights", "masks", "_encode", "check_entries", "helper", "gradients"]
+    names = [
+        "encode_rows",
+        "coordinates_of",
+        "compress",
+        "weights",
+        "masks",
+        "_encode",
+        "check_entries",
+        "helper",
+        "gradients",
+    ]
     used = {"encode": method, "decode": method, "encoded": method, "state_dict": method, "load_state_dict": method}
     mine = hooked(**dict.fromkeys(names, method), **used, slot="a", feature_names=(), on=True)
     mine.check = lambda layout: None  # type: ignore[method-assign]  # called wherever it is
