@@ -1,4 +1,4 @@
-"""Finding the parameters that a module's hooks will train later, by letting the hooks of all rounds run ahead.
+"""What a module's hooks will do, found out by letting them run ahead on a copy.
 
 Which parameters there are is decided before round 1: they are the columns of all rows. A part that starts frozen and is
 trained from round 3 on must be among them.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lfl.client.layout import ParameterLayout
+from lfl.client.model import ClientModel
 from lfl.client.module_copy import copy_of
 from lfl.generators import HostGenerators
 
@@ -37,18 +39,37 @@ def layout_of(module: LightningModule, rounds: int) -> ParameterLayout:
         return ParameterLayout.of_parameters(module)
     twin = copy_of(module)
     trained = {name for name, p in twin.named_parameters() if p.requires_grad}
-    with (
-        HostGenerators(*module.modules()).kept(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.suppress(Exception),
-    ):
-        vars(twin).update(log=_ignore, log_dict=_ignore)
+    with _quietly(twin):
         for number in range(rounds):
             vars(twin)["_trainer"] = _TrainerAt(vars(module).get("_trainer"), number)
             for hook in _HOOKS if not number else _HOOKS[2:]:
                 getattr(twin, hook)()
                 trained |= {name for name, p in twin.named_parameters() if p.requires_grad}
     return ParameterLayout.of_parameters(module, trained)
+
+
+def at_round_1(model: ClientModel) -> ClientModel:
+    """A copy of a model as it is when the first step is taken: the hooks before it may make what the step reads."""
+    twin = model.copy()
+    with _quietly(twin.module):
+        for hook in _HOOKS[:3]:
+            getattr(twin.module, hook)()
+    return twin
+
+
+@contextlib.contextmanager
+def _quietly(twin: LightningModule) -> Iterator[None]:
+    """Run hooks of a copy without a trace: no draw, no print, no log; an error ends them."""
+    own = {name: vars(twin).get(name) for name in ("log", "log_dict")}
+    vars(twin).update(log=_ignore, log_dict=_ignore)
+    printed = contextlib.redirect_stdout(io.StringIO())
+    with HostGenerators(*twin.modules()).kept(), printed, contextlib.suppress(Exception):
+        yield
+    for name, value in own.items():
+        if value is None:
+            del vars(twin)[name]
+        else:
+            vars(twin)[name] = value
 
 
 class _TrainerAt:

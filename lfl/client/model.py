@@ -98,6 +98,7 @@ class ClientModel:
             self.layout,
         )
         twin.traits = self.traits
+        twin.recorder.directions = self.recorder.directions  # what Metric objects say of themselves
         return twin
 
     # -- which parameters are trained -----------------------------------------------------------------------------

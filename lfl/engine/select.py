@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lfl.callback import FederatedCallback
+from lfl.client.foresee import at_round_1
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.schedule import count_calls
@@ -76,9 +77,11 @@ def build_training(
         ValueError: ``vectorized`` or ``trace_steps`` was asked for and the model does not allow it; names the reason.
     """
     trial = make_trial(model, data, seed)
-    model.traits = probe(model, [trial.batch_of(row) for row in range(len(trial))], list(trial.keys))
+    first = at_round_1(model)
+    first.traits = probe(first, [trial.batch_of(row) for row in range(len(trial))], list(trial.keys))
+    model.traits = first.traits
     _warn_of_missing_gradients(model)
-    chooser = _Chooser(settings, model, data, work, callbacks, seed, trial, ask)
+    chooser = _Chooser(settings, first, data, work, callbacks, seed, trial, ask)
     named = settings.name, settings.trace_steps
     return LocalTraining(model, data, work, callbacks, seed, chooser.path(), named, trial)
 

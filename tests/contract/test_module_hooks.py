@@ -1,0 +1,186 @@
+"""The hooks of a LightningModule see what Lightning promises them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract.brought import Net
+from torch import Tensor, nn
+from torch.nn import functional as F
+from worlds import ragged_data, train
+
+from lfl.callbacks import ClientEvaluation
+from lfl.client.work import LocalPhase
+
+ENGINES = ["sequential", "vectorized"]
+HOOKS = ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end"]
+
+
+class Watching(Net):
+    """Keeps its weights at every hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, Tensor, bool]] = []
+
+
+def _keep(name: str) -> Any:
+    def hook(self: Watching) -> None:
+        vector = nn.utils.parameters_to_vector(self.parameters()).detach().clone()
+        self.seen.append((name, self.current_epoch, vector, self.training))
+
+    return hook
+
+
+for _name in (
+    *HOOKS,
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_epoch_end",
+    "on_validation_end",
+):
+    setattr(Watching, _name, _keep(_name))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_module_is_the_servers_in_every_hook(engine: str, every: int, tmp_path: Path) -> None:
+    servers: list[Tensor] = []
+
+    class Kept(ClientEvaluation):
+        """Evaluates clients too, and keeps x after every round."""
+
+        def on_server_step(self, round: Any) -> None:
+            servers.append(self._federation.server.vector.clone())
+
+    torch.manual_seed(0)
+    module = Watching()
+    start = nn.utils.parameters_to_vector(module.parameters()).detach().clone().double()
+    options = {"engine": engine, "check_val_every_n_rounds": every, "max_rounds": 3}
+    train([Kept(every_n_rounds=1)], tmp_path, module, ragged_data(), **options)
+    servers.insert(0, start)
+    for name, epoch, vector, training in module.seen:
+        is_late = name in ("on_train_end", "on_fit_end")
+        number = epoch if name in ("on_fit_start", "on_train_start", "on_train_epoch_start") or is_late else epoch + 1
+        if name == "on_train_epoch_end":
+            number = epoch  # the round is done: `current_epoch` has moved on
+        assert torch.equal(vector, servers[number]), (name, epoch)
+        assert training != name.startswith("on_validation"), name
+    names = [name for name, *_ in module.seen]
+    # The clients' evaluations are on a copy: what its hooks keep is not the server's.
+    assert names.count("on_validation_epoch_end") == 3 // every
+    assert [n for n in names if "epoch" not in n and "validation" not in n] == [h for h in HOOKS if "epoch" not in h]
+
+
+class Joining(Net):
+    """Keeps outputs on the module and joins them at the end of the epoch (Lightning's migration guide to 2.0)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+        self.hits: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.losses.append(super().training_step(batch, batch_idx).detach())
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("steps", float(len(self.losses)))
+        self.losses.clear()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.hits.append((self(batch[0]).argmax(1) == batch[1]).double())
+
+    def on_validation_epoch_end(self) -> None:
+        hits = torch.cat(self.hits)
+        self.log_dict({"val_acc": hits.mean(), "val_count": float(len(hits))})
+        self.hits.clear()
+
+
+@pytest.mark.parametrize("fine_tune", [None, [LocalPhase()]])
+def test_outputs_that_are_kept_are_those_of_the_round(fine_tune: Any, tmp_path: Path) -> None:
+    runs = []
+    for callbacks in ([], [ClientEvaluation(every_n_rounds=1, fine_tune=fine_tune, direction={"val_count": "max"})]):
+        torch.manual_seed(0)
+        module = Joining()
+        runs.append(train(callbacks, tmp_path, module, ragged_data(), max_rounds=2, check_val_every_n_rounds=1))
+        assert module.losses == module.hits == []
+    taken = int(runs[0].run.work.num_steps(runs[0].data.client_sizes[last_clients(runs[0])], 5).sum())
+    for run in runs:
+        assert run.summary.last("steps")[0] == taken
+        assert run.summary.last("val_count")[0] == 40
+        assert run.summary.last("val_acc") == runs[0].summary.last("val_acc")
+    # A client's evaluation is the same hook on its own examples: the mean over all examples is that of the server.
+    if fine_tune is None:
+        personal = runs[1].summary.last("personal/val_acc")[0]
+        assert personal == pytest.approx(runs[1].summary.last("val_acc")[0])
+
+
+def last_clients(trainer: Any) -> Tensor:
+    run = trainer.run
+    return run.participation.select(run.progress.round, run.num_clients, run.seed)
+
+
+class EMA(Net):
+    """Averages the server's weights over rounds, and evaluates the average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average: Tensor | None = None
+
+    def on_train_epoch_end(self) -> None:
+        vector = nn.utils.parameters_to_vector(self.parameters()).detach()
+        self.average = vector.clone() if self.average is None else 0.5 * self.average + 0.5 * vector
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_average_of_weights_is_that_of_the_rounds(engine: str, tmp_path: Path) -> None:
+    module = EMA()
+    vectors = []
+    for rounds in (1, 2):
+        torch.manual_seed(0)
+        module = EMA()
+        vectors.append(
+            train([], tmp_path, module, ragged_data(), engine=engine, max_rounds=rounds).server.vector.clone()
+        )
+    torch.testing.assert_close(module.average, 0.5 * vectors[0] + 0.5 * vectors[1], rtol=0, atol=1e-12)
+
+
+def test_what_is_under_vmap_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="changes the module's attribute 'losses'"):
+        train([], tmp_path, Joining(), ragged_data(), engine="vectorized")
+
+
+class BatchNormed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+        self.order: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.order.append(batch)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_one_client_with_batch_norm_equals_the_plain_loop(batch_size: int, tmp_path: Path) -> None:
+    """Also with batches of one image, whose channels have many values."""
+    torch.manual_seed(0)
+    module = BatchNormed()
+    options = {"max_rounds": 2, "participation": everyone(), "precision": "64-true"}
+    train([], tmp_path, module, ragged_data(1, batch_size=batch_size), **options)
+    torch.manual_seed(0)
+    plain = BatchNormed().double()
+    optimizer = plain.configure_optimizers()
+    for x, y in module.order:
+        optimizer.zero_grad()
+        F.cross_entropy(plain.layers(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(module.state_dict(), plain.state_dict(), rtol=0, atol=1e-12)
+
+
+def everyone() -> Any:
+    from lfl.participation import FullParticipation
+
+    return FullParticipation()
