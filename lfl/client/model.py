@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torchmetrics import Metric
 
 from lfl.client.batch_norm import use_running_statistics_of_single_values
+from lfl.client.embeddings import padding_rows
 from lfl.client.layout import ParameterLayout
 from lfl.client.module_copy import copy_of
 from lfl.client.random_ops import ClientRandom
@@ -66,7 +67,7 @@ class ClientModel:
         self.traits = StepTraits()
         self._metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._loss_terms = loss_terms
-        self._feature_names = features
+        self._options = autocast, convert, loss_terms, features, global_features  # for a copy
         self._features: dict[str, Tensor] = {}
         self._wanted: set[str] = set()  # a pass ends as soon as these features are there; empty to let it run
         self._parts = list(module.modules())
@@ -78,7 +79,7 @@ class ClientModel:
         self._bound: Tensor | None = None
         # Asking for tied weights at every call costs a walk through the module.
         self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
-        self._padding_rows = {} if self._is_tied else _padding_rows(module)
+        self._padding_rows = {} if self._is_tied else padding_rows(module)
         self._frozen: frozenset[str] = frozenset()  # parameters without a gradient in this phase
         self._receiving = self.parameters
         self.global_feature_names = global_features
@@ -87,16 +88,7 @@ class ClientModel:
 
     def copy(self) -> ClientModel:
         """The same model around a copy of the module: whatever is tried on it leaves no trace in the module."""
-        module = copy_of(self.module)
-        twin = ClientModel(
-            module,
-            self.autocast,
-            self.convert,
-            self._loss_terms,
-            self._feature_names,
-            self.global_feature_names,
-            self.layout,
-        )
+        twin = ClientModel(copy_of(self.module), *self._options, self.layout)
         twin.traits = self.traits
         twin.recorder.directions = self.recorder.directions  # what Metric objects say of themselves
         return twin
@@ -404,13 +396,3 @@ class ClientModel:
                 raise _AllFeaturesFound  # nobody reads what the rest of the step would compute
 
         layer.register_forward_hook(keep)
-
-
-def _padding_rows(module: nn.Module) -> dict[str, Tensor]:
-    """Masks [V, 1] of the rows that stand for padding, by the names of the embeddings' parameters."""
-    embeddings = {f"{name}.weight": m for name, m in module.named_modules() if isinstance(m, nn.Embedding)}
-    return {
-        name.removeprefix("."): (torch.arange(m.num_embeddings) == m.padding_idx)[:, None]
-        for name, m in embeddings.items()
-        if m.padding_idx is not None
-    }

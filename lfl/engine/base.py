@@ -6,11 +6,10 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from lfl.callback import FederatedCallback, Gradient, check_gradient, overrides
 from lfl.client.model import ClientModel
@@ -26,34 +25,10 @@ from lfl.engine.gradient import in_coordinates, loss_gradient, note_clients
 from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
+from lfl.engine.watch import StepFailure, StepWatch
 from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
-
-
-class StepWatch(Protocol):
-    """Compares some steps with the same steps of one client at a time."""
-
-    def is_due(self) -> bool:
-        """Whether the next step is to be compared."""
-
-    def check(self, phase: int, params: Tensor, input: StepInput, result: StepResult) -> None:
-        """Raise if the gradients of some clients, in a phase of the local work, are others."""
-
-    def check_descent(
-        self, phase: int, before: Tensor, after: Tensor, rate: float, input: StepInput, result: StepResult
-    ) -> None:
-        """Raise if ``after`` is not ``before - rate * gradients``, or the losses and logs of ``result`` are others."""
-
-
-class StepFailure(NamedTuple):
-    """A step that raised an error: in which phase, with which parameters [G, D] and input."""
-
-    error: Exception
-    phase: int
-    params: Tensor
-    input: StepInput
-
 
 _FRACTIONS = 8  # the clients of a padded batch are a multiple of an eighth of the cohort: few shapes to record
 
@@ -174,17 +149,6 @@ class LocalEngine(ABC):
         self.step_functions = [kind(self.pure_step) for _ in self.work.phases]
         self._whole_step = kind(self.pure_step)
         self.compiles = compile
-
-    def try_step(self, params: Tensor, input: StepInput) -> None:
-        """Compute a step of G clients in the form in which training will compute it, without effect: for timing."""
-        if self.padded_width:
-            size = next(leaf.shape[1] for leaf in tree_leaves(input.batch) if isinstance(leaf, Tensor))
-            input = input._replace(weights=params.new_full((len(params), size), 1 / size))
-        function = self.step_functions[0]
-        if isinstance(function, TracedStep) and self._may_record_descents:
-            function.descend(0.0, params, input)
-        else:  # the update belongs to the cost of a step, too; with a rate of zero it changes nothing
-            params -= 0.0 * function(params, input).gradients
 
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         """Outputs ``[G, b, ...]`` of x's submodules on the batches of G clients, by name; empty if no loss reads any.
@@ -375,13 +339,14 @@ class LocalEngine(ABC):
         return result
 
     @property
-    def _may_record_descents(self) -> bool:
+    def may_record_descents(self) -> bool:
+        """Whether recorded steps may include the step of plain SGD: nobody looks at gradients in between."""
         return self.may_descend and not self.is_wrapped
 
     def _descends(self, cohort: Cohort, phase: CohortPhase) -> bool:
         """Whether a recording can take the whole step: nothing else happens but ``values -= rate * gradient``."""
         return (
-            self._may_record_descents
+            self.may_record_descents
             and isinstance(self.step_functions[phase.index], TracedStep)
             and cohort.round.basis is None
             and self.work.clip_value is None

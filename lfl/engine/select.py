@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lfl.callback import FederatedCallback
 from lfl.client.foresee import at_round_1
@@ -18,6 +19,7 @@ from lfl.client.step import Extras, StepInput
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
+from lfl.engine.graph.traced import TracedStep
 from lfl.engine.paths import Path, TraceSteps, why_not_padded, why_not_recorded, why_not_vectorized
 from lfl.engine.training import LocalTraining
 from lfl.engine.trial import Trial, make_trial
@@ -222,10 +224,22 @@ class _Chooser:
             for _ in range(5):  # the first ones are for warming up
                 start = time.perf_counter()
                 features = engine.global_features(batch, keys, anchor)
-                engine.try_step(params, StepInput(batch, keys, anchor, Extras(features, {})))
+                _take_step(engine, params, StepInput(batch, keys, anchor, Extras(features, {})))
                 float(params[0, 0])  # wait for the device
                 best = min(best, time.perf_counter() - start)
         return best
+
+
+def _take_step(engine: LocalEngine, params: Tensor, input: StepInput) -> None:
+    """Take a step of G clients in the form in which training will take it, without effect."""
+    if engine.padded_width:
+        size = next(leaf.shape[1] for leaf in tree_leaves(input.batch) if isinstance(leaf, Tensor))
+        input = input._replace(weights=params.new_full((len(params), size), 1 / size))
+    function = engine.step_functions[0]
+    if isinstance(function, TracedStep) and engine.may_record_descents:
+        function.descend(0.0, params, input)
+    else:  # the update belongs to the cost of a step, too; with a rate of zero it changes nothing
+        params -= 0.0 * function(params, input).gradients
 
 
 def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from lfl.client.attributes import attributes_of, comparable, flags_of
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.rates import LearningRates
-from lfl.client.step import StepInput, StepResult
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
@@ -24,9 +22,9 @@ from lfl.engine.cohorts import cohorts_of
 from lfl.engine.graph.traced import TraceError
 from lfl.engine.paths import Path, TraceSteps, brief, why_not_padded, why_not_recorded, why_not_vectorized
 from lfl.engine.trial import Trial
+from lfl.engine.watch import StepSample, StepWatch
 from lfl.engine.witness import Difference, Witness
 from lfl.generators import HostGenerators
-from lfl.randomness import derive_seed
 from lfl.round import Cohort, Round
 
 _PLAIN = Path(joint_features=False)
@@ -113,7 +111,7 @@ class LocalTraining:
         if self._is_plain:
             return self.engine.train(cohort, rates)
         engine = self.engine
-        engine.watch = _Watch(self._model, engine, self._seed, cohort) if self._is_watching else None
+        engine.watch = StepWatch(self._model, engine.trained, self._seed, cohort) if self._is_watching else None
         before = self._generators.state()
         try:
             if not engine.train(cohort, rates):
@@ -202,15 +200,15 @@ class LocalTraining:
         """Go on with the fastest path on which the failed step does not fail; raise the error if there is none."""
         failure = self.engine.failure
         assert failure is not None
-        right = self._fastest_right(_Sample(failure.phase, failure.params, failure.input))
-        if not self._is_right(right, _Sample(failure.phase, failure.params, failure.input)):
+        right = self._fastest_right(StepSample(failure.phase, failure.params, failure.input))
+        if not self._is_right(right, StepSample(failure.phase, failure.params, failure.input)):
             raise error
         try:
             self._leave_path(right, f"its training step fails ({brief(error)})")
         except RuntimeError:
             raise error from None  # the user asked for this path: its own error says most
 
-    def _fastest_right(self, sample: _Sample) -> Path:
+    def _fastest_right(self, sample: StepSample) -> Path:
         """The fastest path on which the steps of a sample are right; the plain one if there is no other."""
         return next((path for path in self._simpler() if self._is_right(path, sample)), _PLAIN)
 
@@ -227,14 +225,15 @@ class LocalTraining:
         if path.name == "vectorized" and path.recording:
             yield replace(_PLAIN, recording=path.recording)
 
-    def _is_right(self, path: Path, sample: _Sample) -> bool:
+    def _is_right(self, path: Path, sample: StepSample) -> bool:
         """Whether the steps of a sample are right on a path."""
         model = self._model.copy()
         engine = path.engine(model, self._data, self._work, self._callbacks, self._seed)
         trained = engine.trained[sample.phase]
+        steps = sample.as_taken(together=path.name == "vectorized", padded=bool(path.padded_width))
         try:
             with self._generators.kept(), model.recording(), model.training_only(trained):
-                for params, input in itertools.islice(sample.as_on(path), _TRIED):
+                for params, input in itertools.islice(steps, _TRIED):
                     features = engine.global_features(input.batch, input.keys, input.anchor)
                     input = input._replace(extras=input.extras._replace(global_features=features))
                     for _ in range(2):  # what is recorded at the first call is replayed at the second
@@ -303,75 +302,3 @@ class LocalTraining:
                 f"{owner} moves all parameters by coordinates, but {frozen[0]!r} is frozen from round {self._round} "
                 "on: freeze it before the run, or not at all."
             )
-
-
-class _Sample:
-    """A step of some clients that came out wrong: in which phase, with which parameters [G, D] and input."""
-
-    def __init__(self, phase: int, params: Tensor, input: StepInput) -> None:
-        self.phase, self._params, self._input = phase, params.clone(), input
-
-    def as_on(self, path: Path) -> Iterator[tuple[Tensor, StepInput]]:
-        """The steps as a path takes them: padded, in groups of equal length, or one by one."""
-        if path.padded_width or (path.name == "vectorized" and self._input.weights is None):
-            yield self._params, self._input
-            return
-        lengths = [self._length(row) for row in range(len(self._params))]
-        if path.name == "vectorized":
-            for length in dict.fromkeys(lengths):
-                if length:
-                    yield self._take([row for row, other in enumerate(lengths) if other == length], length)
-            return
-        for row, length in enumerate(lengths):
-            if length:
-                yield self._take([row], length)
-
-    def _length(self, row: int) -> int:
-        if self._input.weights is None:
-            return int(next(x.shape[1] for x in torch.utils._pytree.tree_leaves(self._input.batch)))
-        return int((self._input.weights[row] > 0).sum())
-
-    def _take(self, rows: list[int], length: int) -> tuple[Tensor, StepInput]:
-        chosen = torch.tensor(rows, device=self._params.device)
-        take = torch.utils._pytree.tree_map
-        input = self._input
-        extras = input.extras._replace(rows={name: values[chosen] for name, values in input.extras.rows.items()})
-        return self._params[chosen], input._replace(
-            batch=take(lambda x: x[chosen, :length], input.batch),
-            keys=input.keys[chosen],
-            extras=extras,
-            weights=None,
-        )
-
-
-class _Watch:
-    """Compares one step of a cohort, drawn by the round, with the steps of its clients alone."""
-
-    def __init__(self, model: ClientModel, engine: LocalEngine, seed: int, cohort: Cohort) -> None:
-        self._model, self._engine = model, engine
-        # As many batches as there are steps, or more.
-        self._due = derive_seed(seed, "watch", cohort.round.number) % max(1, int(cohort.num_steps.max()))
-        self._passed = 0
-
-    def is_due(self) -> bool:
-        self._passed += 1
-        return self._passed == self._due + 1
-
-    def check(self, phase: int, params: Tensor, input: StepInput, result: StepResult) -> None:
-        try:
-            self._witness(phase).check(params, input, result)
-        except Difference as difference:
-            difference.sample = _Sample(phase, params, input)
-            raise
-
-    def check_descent(
-        self, phase: int, before: Tensor, after: Tensor, rate: float, input: StepInput, result: StepResult
-    ) -> None:
-        try:
-            self._witness(phase).check_descent(before, after, rate, input, result.losses, result.logs)
-        except Difference as difference:
-            difference.sample = _Sample(phase, before, input)
-            raise
-
-    def _witness(self, phase: int) -> Witness:
-        return Witness(self._model, self._engine.trained[phase])

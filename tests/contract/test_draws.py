@@ -116,7 +116,7 @@ def test_fits_are_equal_and_resumed_equals_unbroken(kind: str, callbacks: Any, t
     resumed = fitted(DRAWS[kind], tmp_path / "resumed", ckpt_path=after_round_2(runs[0]), callbacks=callbacks())
     for run in (runs[1], resumed):
         assert torch.equal(run.server.vector, runs[0].server.vector)
-        assert {k: v for k, v in metrics(run).items()} == metrics(runs[0])
+        assert metrics(run) == metrics(runs[0])
 
 
 def metrics(trainer: FederatedTrainer) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def test_clients_and_rounds_draw_different_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["numpy", "python", "torch in place", "its own generator"])
 def test_clients_that_are_trained_together_do_not_share_a_draw(kind: str, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="one client at a time .*draws from|does not run under vmap"):
+    with pytest.warns(UserWarning, match=r"one client at a time .*draws from|does not run under vmap"):
         assert fitted(DRAWS[kind], tmp_path, rounds=1, engine="auto").engine.name == "sequential"
-    with pytest.raises(ValueError, match="draws from|does not run under vmap"):
+    with pytest.raises(ValueError, match=r"draws from|does not run under vmap"):
         fitted(DRAWS[kind], tmp_path, rounds=1, engine="vectorized")
 
 
