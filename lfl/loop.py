@@ -41,8 +41,10 @@ class FederatedLoop:
             # To a LightningModule a round is an epoch; what its hooks log belongs to the round.
             logged = run.call_hook("on_train_epoch_start")
             round = self.run_round(run.progress.round + 1)
-            run.progress.round = round.number
+            # In the hook `current_epoch` is still the round's, as in Lightning; then the round is done.
             logged |= run.call_hook("on_train_epoch_end")
+            run.model.reset_metrics()
+            run.progress.round = round.number
             metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
             # Before the checkpoint, which holds the rates of the next round.
             # A round without updates trains nobody, and so lacks what training logs.

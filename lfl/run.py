@@ -141,7 +141,12 @@ class Run(Federation):
         """Call a hook of the module on the server's model; returns what it logs."""
         self.load_server_model()
         self.generators.seed(self.seed, name, self.progress.round)
-        return self.model.call_hook(name)
+        logged = self.model.call_hook(name)
+        # What the hook has changed is the server's.
+        self.model.reclaim(self.server.vector)
+        self.server.buffers = self.model.flat_buffers()
+        self.server.counters = [counter.clone() for counter in self.model.counters]
+        return logged
 
     def server_state_dict(self) -> dict[str, Tensor]:
         """The module's state dict with the server's parameters and buffers."""

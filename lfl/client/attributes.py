@@ -6,10 +6,12 @@ a step rest on what that is, so that it must be known when it changes.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+_VIEWS = {"_flat_weights", "_flat_weights_names", "_flat_weight_refs", "_all_weights"}
 _DEPTH = 5  # of containers in containers
 _MANY = 1000  # entries of a container that are looked at
-_INTERNAL = frozenset(vars(LightningModule())) | {"log", "log_dict"}  # the last two while steps are recorded
+# The two for logs are there while steps are recorded; the rest are views of a recurrent layer's parameters.
+_INTERNAL = frozenset(vars(LightningModule())) | {"log", "log_dict"} | _VIEWS
 _PLAIN = (str, bytes, int, complex, type(None), torch.dtype, torch.device, torch.Size, type)
 # Objects of these libraries are compared by identity: a trainer or a logger changes all the time, and no step's result
 # depends on that.
@@ -58,10 +62,45 @@ def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield f"{prefix}.{name}" if prefix else name, value
 
 
-def flags_of(module: nn.Module) -> dict[str, bool]:
-    """The training mode of every submodule and ``requires_grad`` of every parameter, by name."""
-    modes = {f"{name}.training": part.training for name, part in module.named_modules()}
-    return modes | {f"{name}.requires_grad": p.requires_grad for name, p in module.named_parameters()}
+def flags_of(module: nn.Module) -> dict[str, Any]:
+    """The training mode of every submodule and ``requires_grad`` of every parameter, by name; and which have hooks."""
+    flags = {f"{name}.training": part.training for name, part in module.named_modules()}
+    flags |= {f"{name}.requires_grad": p.requires_grad for name, p in module.named_parameters()}
+    flags |= {f"{name}.hooks": has_gradient_hooks(p) for name, p in module.named_parameters()}
+    return flags | {f"{name}.hooks": _number_of_hooks(part) for name, part in module.named_modules()}
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether the user has put hooks on a parameter's gradient."""
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _number_of_hooks(part: nn.Module) -> tuple[int, ...]:
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    # The keys count up: another hook in place of one has another.
+    return tuple(key for some in hooks for key in some)
+
+
+def values_of(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    """Comparable values of attributes that a step has read, by name; they may be those of classes."""
+    parts = dict(module.named_modules())
+    values = {}
+    for name in names:
+        owner, _, attribute = name.rpartition(".")
+        value = getattr(parts.get(owner), attribute, None)
+        # A submodule's own attributes are read by themselves.
+        values[name] = _Same(value) if isinstance(value, nn.Module) else comparable(value)
+    return values
+
+
+def may_change(part: nn.Module, name: str) -> bool:
+    """Whether an attribute that a step reads is the user's: no parameter or buffer, and no method of a library."""
+    if name in _INTERNAL or name.startswith("__") or name in part._parameters or name in part._buffers:
+        return False
+    if name in vars(part) or name in part._modules or name == "forward":
+        return True
+    owner = next((kind for kind in type(part).__mro__ if name in vars(kind)), None)
+    return owner is not None and owner.__module__.split(".")[0] not in (*_OPAQUE, "torch", "torchmetrics")
 
 
 def comparable(value: Any, depth: int = _DEPTH) -> Any:
@@ -88,8 +127,20 @@ def comparable(value: Any, depth: int = _DEPTH) -> Any:
         return len(value), [comparable(entry, depth - 1) for entry in list(value)[:_MANY]]
     if isinstance(value, set | frozenset):
         return len(value), sorted(repr(entry) for entry in value)[:_MANY]
-    held = None if _is_opaque(value) else getattr(value, "__dict__", None)
-    return _Same(value) if not held else (_Same(value), comparable(dict(held), depth - 1))
+    if isinstance(value, types.MethodType):
+        return _Same(value.__func__), _Same(value.__self__)
+    if isinstance(value, functools.partial):
+        return _Same(value), comparable((value.func, value.args, value.keywords), depth - 1)
+    if isinstance(value, itertools.count):
+        return repr(value)
+    held = {} if _is_opaque(value) else _held_by(value)
+    return _Same(value) if not held else (_Same(value), comparable(held, depth - 1))
+
+
+def _held_by(value: object) -> dict[str, Any]:
+    """What an object holds: its attributes, those in slots included."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
 def _is_opaque(value: object) -> bool:

@@ -85,18 +85,22 @@ class Evaluator:
         modes = {submodule: submodule.training for submodule in module.modules()}
         module.eval()
         self._generators.seed(self._seed, stage)
+        recorder = self._model.recorder
+        trained, recorder.metrics = recorder.metrics, {}  # those of the training steps are not reset before their time
         try:
             with torch.no_grad(), self._model.recording():
                 self._call(f"on_{prefix}_start")
                 self._call(f"on_{prefix}_epoch_start")
                 yield
                 # Started anew: values that the hook logs are metrics of the whole set, not of the last batch.
-                self._model.recorder.start()
+                recorder.start()
                 self._call(f"on_{prefix}_epoch_end")
-                metrics.update({name: float(value) for name, value in self._model.recorder.values.items()})
+                metrics.update({name: float(value) for name, value in recorder.values.items()})
                 metrics.update(self._model.compute_metrics(gather))
                 self._call(f"on_{prefix}_end")
         finally:
+            self._model.reset_metrics()
+            recorder.metrics = trained
             for submodule, was_training in modes.items():
                 submodule.training = was_training
 

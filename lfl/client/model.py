@@ -159,6 +159,13 @@ class ClientModel:
             parameter.data = view
         self._bound = flat
 
+    def reclaim(self, flat: Tensor) -> None:
+        """Take over into ``flat`` [D] the parameters to whose ``data`` the user has assigned other tensors."""
+        for parameter, view in zip(self.parameters, self.layout.views(flat).values(), strict=True):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.data)
+                parameter.data = view
+
     def flat_parameters(self) -> Tensor:
         """A copy of the module's trainable parameters [D]."""
         return torch.cat([p.detach().reshape(-1) for p in self.parameters])
@@ -323,7 +330,7 @@ class ClientModel:
         return as_scalar(loss, f"`{type(self.module).__name__}.training_step` must return a scalar loss")
 
     def compute_metrics(self, gather: Callable[[Any], list[Any]] | None = None) -> dict[str, float]:
-        """Values of the Metric objects logged since the last call, over all their examples.
+        """Values of the Metric objects logged since they were reset, over all their examples.
 
         A Metric object meets those of the other processes when it is computed, so that all must compute the same ones,
         whether or not they had anything to log.
@@ -343,14 +350,13 @@ class ClientModel:
             metric.distributed_available_fn = together if gather is not None else lambda: False
             computed[name] = float(metric.compute())
             metric.distributed_available_fn = together
-        self.reset_metrics()
         return computed
 
     def reset_metrics(self) -> None:
-        """Reset the module's Metric objects."""
-        self.recorder.metrics.clear()
-        for metric in self._metrics:
+        """Reset the Metric objects that were logged, as Lightning does after an epoch; others are the user's own."""
+        for metric in self.recorder.metrics.values():
             metric.reset()
+        self.recorder.metrics.clear()
 
     def call_hook(self, name: str) -> dict[str, Tensor]:
         """Call a hook of the module that takes no arguments; returns what it logs."""

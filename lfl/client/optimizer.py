@@ -113,6 +113,7 @@ class LocalOptimizer:
 
     Attributes:
         optimizer: the user's torch optimizer.
+        is_whole: whether one of its tensors holds all columns: it steps every parameter, in one operation.
         plain_rate: the learning rate, if a step is exactly ``values -= rate * gradients``; else None.
 
     Raises:
@@ -137,6 +138,11 @@ class LocalOptimizer:
         for group, rate in zip(self.optimizer.param_groups, rates or (), strict=bool(rates)):
             group["lr"] = rate
         names = {id(parameter): name for name, parameter in module.named_parameters()}
+        if any(id(p) not in names for group in self.optimizer.param_groups for p in group["params"]):
+            raise ValueError(
+                f"The optimizer of {type(module).__name__} holds parameters that are not the module's own: register "
+                "them, such as in a `ParameterList` or a `ModuleList`."
+            )
         self._names = [
             [names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups
         ]
@@ -157,7 +163,7 @@ class LocalOptimizer:
             for group in self.optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if any(p is parameter for parameter, _ in self._spans)]
         # Whether a single parameter holds all columns: a plain step is then one operation.
-        self._is_whole = [span for _, span in self._spans] == [slice(0, values.shape[1])]
+        self.is_whole = [span for _, span in self._spans] == [slice(0, values.shape[1])]
         self.plain_rate = self._find_plain_rate()
 
     def _find_plain_rate(self) -> float | None:
@@ -268,7 +274,7 @@ class LocalOptimizer:
             # Exactly what torch's SGD computes, without its overhead, which matters for steps of microseconds.
             self.take_plain_step()
             values = self._values[: gradients.shape[0]]
-            if self._is_whole:
+            if self.is_whole:
                 values.add_(gradients, alpha=-self.plain_rate)
             else:
                 for _, span in self._spans:

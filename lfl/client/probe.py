@@ -12,14 +12,16 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lfl.client.attributes import attributes_of, comparable, flags_of
+from lfl.client.attributes import attributes_of, comparable, flags_of, has_gradient_hooks, may_change
 from lfl.client.model import ClientModel
 from lfl.client.random_ops import ClientRandom
+from lfl.client.surroundings import Surroundings
 from lfl.client.traits import StepTraits
 from lfl.generators import HostGenerators
 
@@ -29,6 +31,7 @@ _CONSTANTS = {
     *("is_global_zero", "local_rank", "log_dir", "logger", "loggers", "max_epochs", "max_rounds", "model"),
     *("num_clients", "num_devices", "num_nodes", "precision", "seed", "strategy", "world_size"),
 }
+INDEX = "`batch_idx`"
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 _LIBRARIES = ("/torch/", "/lightning/", "/torchmetrics/", "/lfl/", "/numpy/")
 
@@ -48,56 +51,75 @@ def probe(model: ClientModel, batches: Sequence[Any], keys: Sequence[Tensor]) ->
     Raises:
         NoGradientError: no parameter gets a gradient.
     """
-    traits: StepTraits | None = None
-    for batch, key in zip(batches, keys, strict=True):
-        seen = _watch_step(model.copy(), batch, key)
-        traits = seen if traits is None else traits | seen
-    assert traits is not None
+    traits = _watch_step(model.copy(), batches[0], keys[0])
+    for batch, key in zip(batches[1:], keys[1:], strict=True):
+        traits |= _watch_step(model.copy(), batch, key)
+    if INDEX in traits.reads:
+        for index in (1, 2, 3):
+            traits |= _watch_step(model.copy(), batches[0], keys[0], index)
     trained = [name for name, p in zip(model.layout.names, model.parameters, strict=True) if p.requires_grad]
     if len(traits.without_gradient) == len(trained):
         raise NoGradientError(
             f"No parameter of {type(model.module).__name__} gets a gradient: `training_step` must return a loss that "
             "was computed from the module's parameters, and not detached from them."
         )
-    return traits
+    # Copies of parameters have no hooks.
+    hooked = [name for name, p in zip(model.layout.names, model.parameters, strict=True) if has_gradient_hooks(p)]
+    return replace(traits, gradient_hooks=tuple(hooked), needs_backward=traits.needs_backward or bool(hooked))
 
 
-def _watch_step(model: ClientModel, batch: Any, key: Tensor) -> StepTraits:
+def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> StepTraits:
     """Take one step with a model that is thrown away afterwards."""
     module = model.module
-    generators = HostGenerators(*module.modules())
+    generators, surroundings = HostGenerators(*module.modules()), Surroundings(module)
     reads: set[str] = set()
     read_attributes: set[str] = set()
     if _reads_index(module.training_step):
-        reads.add("`batch_idx`")
-    with generators.kept(), model.recording(), _watched_trainer(module, reads), _watched_clock(reads):
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
-        attributes = {name: comparable(value) for name, value in attributes_of(module)} | flags_of(module)
-        before = generators.state()
-        with ClientRandom(key) as random, _watched_attributes(module, read_attributes):
-            model.recorder.start()
-            loss = model.run_step(batch, 0)
-        moved = generators.moved_since(before)
-        logged = tuple(model.recorder.metrics)
-        after = {name: comparable(value) for name, value in attributes_of(module)} | flags_of(module)
-        changed = [name for name, value in after.items() if name not in attributes or attributes[name] != value]
-        changed += [name for name in attributes if name not in after]
-        changed_buffers = [n for n, b in module.named_buffers() if n not in buffers or not _equal(b, buffers[n])]
-        changed_parameters = [n for n, p in module.named_parameters() if not _equal(p, parameters[n])]
-        missing, needs_backward = _without_gradient(model, loss, lambda: model.run_step(batch, 0))
+        reads.add(INDEX)
+    around = surroundings.snapshot()
+    try:
+        with generators.kept(), model.recording(), _watched_trainer(module, reads), _watched_clock(reads):
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
+            attributes, outside, before = _held(module), surroundings.state(), generators.state()
+            with ClientRandom(key) as random, _watched_attributes(module, read_attributes):
+                model.recorder.start()
+                loss = model.run_step(batch, index)
+            moved, logged = generators.moved_since(before), tuple(model.recorder.metrics)
+            changed = _changed(attributes, _held(module))
+            changed_outside = _changed(outside, surroundings.state())
+            changed_buffers = [n for n, b in module.named_buffers() if n not in buffers or not _equal(b, buffers[n])]
+            changed_parameters = [n for n, p in module.named_parameters() if not _equal(p, parameters[n])]
+            missing, needs_backward = _without_gradient(model, loss, lambda: model.run_step(batch, index))
+    finally:
+        surroundings.restore(around)
+    # An iterator does not show that it has moved on.
+    values = dict(attributes_of(module))
+    changed += [n for n in read_attributes if isinstance(values.get(n), Iterator) and n not in changed]
     return StepTraits(
         random_operations=random.draws > 0,
         host_draws=tuple(moved),
         changed_buffers=tuple(changed_buffers),
         changed_parameters=tuple(changed_parameters),
         changed_attributes=tuple(changed),
+        changed_outside=tuple(changed_outside),
         logged_metrics=logged,
         reads=tuple(sorted(reads)),
         read_attributes=tuple(sorted(read_attributes)),
         without_gradient=missing,
+        missing=missing,
         needs_backward=needs_backward,
     )
+
+
+def _held(module: nn.Module) -> dict[str, Any]:
+    return {name: comparable(value) for name, value in attributes_of(module)} | flags_of(module)
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names of what has changed, is new or is gone."""
+    changed = [name for name, value in after.items() if name not in before or before[name] != value]
+    return changed + [name for name in before if name not in after]
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -193,25 +215,24 @@ def _watched_clock(reads: set[str]) -> Iterator[None]:
 @contextmanager
 def _watched_attributes(module: nn.Module, seen: set[str]) -> Iterator[None]:
     """Note which of the module's own attributes are read, by giving its parts a class that tells."""
-    own = {name for name, _ in attributes_of(module)}
     parts = [(prefix, part, type(part)) for prefix, part in module.named_modules()]
     for prefix, part, kind in parts:
         try:
-            part.__class__ = _telling(kind, prefix, own, seen)
+            part.__class__ = _telling(kind, prefix, seen)
         except TypeError:  # a class of C code, or with slots: everything may be read
-            seen |= {name for name in own if name.rpartition(".")[0] == prefix}
+            seen |= {f"{prefix}.{name}" if prefix else name for name in vars(part) if may_change(part, name)}
     try:
         yield
     finally:
         for _, part, kind in parts:
             part.__class__ = kind
+    own = dict(module.named_modules())
+    seen -= {name for name in seen if not may_change(own[name.rpartition(".")[0]], name.rpartition(".")[2])}
 
 
-def _telling(kind: type, prefix: str, own: set[str], seen: set[str]) -> type:
+def _telling(kind: type, prefix: str, seen: set[str]) -> type:
     def tell(self: Any, name: str) -> Any:
-        qualified = f"{prefix}.{name}" if prefix else name
-        if qualified in own:
-            seen.add(qualified)
+        seen.add(f"{prefix}.{name}" if prefix else name)
         return kind.__getattribute__(self, name)  # type: ignore[call-arg]
 
     return type(kind.__name__, (kind,), {"__getattribute__": tell, "__module__": kind.__module__})

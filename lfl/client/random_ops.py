@@ -38,7 +38,8 @@ class ClientRandom(TorchFunctionMode):
         # Functions that are not in the table, such as the in-place `normal_`, still draw from the global generator.
         # `ClientModel.probe` notices that, and such a module is trained one client at a time.
         replacement = _REPLACEMENTS.get(func)
-        if replacement is None:
+        # A generator of the user's own has draws of its own.
+        if replacement is None or (kwargs and kwargs.get("generator") is not None):
             return func(*args, **(kwargs or {}))
         return replacement(self.next_key, *args, **(kwargs or {}))
 

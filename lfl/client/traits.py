@@ -16,11 +16,14 @@ class StepTraits:
         changed_buffers: buffers that it changes.
         changed_parameters: parameters that it changes by itself.
         changed_attributes: other attributes of the module that it changes: counters, lists of outputs, tensors.
+        changed_outside: globals, attributes of classes and variables of closures that it changes.
         logged_metrics: Metric objects that it logs.
         reads: what it reads that changes from step to step or from round to round, such as ``current_epoch``.
         read_attributes: attributes of the module that it reads.
-        without_gradient: parameters that got no gradient.
+        without_gradient: parameters that got no gradient in any step.
+        missing: parameters that got none in at least one step.
         needs_backward: whether some parameters get theirs from ``backward`` only.
+        gradient_hooks: parameters whose gradients hooks of the user's look at.
     """
 
     random_operations: bool = False
@@ -28,11 +31,14 @@ class StepTraits:
     changed_buffers: tuple[str, ...] = ()
     changed_parameters: tuple[str, ...] = ()
     changed_attributes: tuple[str, ...] = ()
+    changed_outside: tuple[str, ...] = ()
     logged_metrics: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     read_attributes: tuple[str, ...] = ()
     without_gradient: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     needs_backward: bool = False
+    gradient_hooks: tuple[str, ...] = ()
 
     def __or__(self, other: StepTraits) -> StepTraits:
         """What has been seen in at least one of two steps; of gradients, what was missing in both."""
@@ -42,6 +48,11 @@ class StepTraits:
         }
         joined["without_gradient"] = tuple(n for n in self.without_gradient if n in other.without_gradient)
         return StepTraits(**joined)
+
+    @property
+    def sometimes_missing(self) -> tuple[str, ...]:
+        """Parameters that got a gradient in some steps and none in others."""
+        return tuple(name for name in self.missing if name not in self.without_gradient)
 
     @property
     def side_effect(self) -> str | None:
@@ -56,4 +67,8 @@ class StepTraits:
             return f"changes the parameter {self.changed_parameters[0]!r} by itself"
         if self.changed_attributes:
             return f"changes the module's attribute {self.changed_attributes[0]!r}"
+        if self.changed_outside:
+            return f"changes {self.changed_outside[0]!r}, which is outside of the module"
+        if self.gradient_hooks:
+            return f"calls a hook on the gradient of {self.gradient_hooks[0]!r}"
         return None

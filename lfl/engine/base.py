@@ -352,6 +352,7 @@ class LocalEngine(ABC):
             and self.work.clip_value is None
             and phase.trained is None
             and phase.optimizer.plain_rate is not None
+            and phase.optimizer.is_whole
         )
 
     def _descend(self, cohort: Cohort, phase: CohortPhase, step: LocalStep) -> None:
@@ -392,7 +393,7 @@ class LocalEngine(ABC):
         server = cohort.round.server
         total = torch.zeros_like(params)
         keys = client_keys(cohort.ids[:count].to(params.device), self.seed, "full gradient", cohort.round.number)
-        with self.model.recording(), self.model.training_only(None):
+        with self.model.recording(), self.model.training_only(self.model.names_of(["*"])):
             for plan, batch in self._feed.of_all_examples(cohort, count, keys):
                 batch_keys = fold(keys[plan.rows], plan.step)
                 step_batch = StepBatch(plan, batch, batch_keys, self.global_features(batch, batch_keys, server))

@@ -15,6 +15,8 @@ def plain_step(model: ClientModel, params: Tensor, input: StepInput) -> StepResu
     model.bind(params[0])
     batch, extras = first_of(input.batch), first_of(input.extras)
     loss, logs = model.loss(None, batch, input.number, input.keys[0], input.anchor, extras)
+    if model.traits.changed_parameters:
+        model.reclaim(params[0])
     return StepResult(model.gradient_of(loss).unsqueeze(0), loss.detach().unsqueeze(0), logs)
 
 

@@ -84,7 +84,8 @@ def build_training(
     model.traits = first.traits
     _warn_of_missing_gradients(model)
     chooser = _Chooser(settings, first, data, work, callbacks, seed, trial, ask)
-    named = settings.name, settings.trace_steps
+    # With `auto`, recording is a wish like the engine.
+    named = settings.name, settings.trace_steps if settings.name != "auto" else False
     return LocalTraining(model, data, work, callbacks, seed, chooser.path(), named, trial)
 
 
@@ -220,7 +221,7 @@ class _Chooser:
         batch, keys = _largest_batch(self.data, engine.model, self.seed, count)
         params = engine.model.flat_parameters().repeat(count, 1)
         best, anchor = float("inf"), params[0].clone()
-        with engine.model.recording():
+        with engine.model.recording(), engine.model.training_only(engine.trained[0]):
             for _ in range(5):  # the first ones are for warming up
                 start = time.perf_counter()
                 features = engine.global_features(batch, keys, anchor)
@@ -266,7 +267,7 @@ def _peak(model: ClientModel, data: FederatedData, seed: int, count: int) -> int
     anchor = params[0].clone()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    with engine.model.recording():
+    with engine.model.recording(), engine.model.training_only(engine.trained[0]):
         extras = Extras(engine.global_features(batch, keys, anchor), {})
         engine.compute_step(params, StepInput(batch, keys, anchor, extras))
     return int(torch.cuda.max_memory_allocated(device)) - int(before)

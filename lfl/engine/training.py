@@ -11,10 +11,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lfl.callback import FederatedCallback, overrides
-from lfl.client.attributes import attributes_of, comparable, flags_of
+from lfl.client.attributes import flags_of, values_of
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.rates import LearningRates
+from lfl.client.surroundings import Surroundings
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
@@ -88,6 +89,7 @@ class LocalTraining:
         state = self._module_state()
         if state == self._seen and not self._depends_on_rounds:
             return
+        self._check_trained()
         traits = self._probe()
         if state == self._seen and traits == self._model.traits:
             return
@@ -168,11 +170,12 @@ class LocalTraining:
         return any(read != "`batch_idx`" for read in self._model.traits.reads)
 
     def _module_state(self) -> dict[str, Any]:
-        """What the module has that its step depends on: training modes, frozen parameters, attributes."""
+        """What the step depends on: training modes, frozen parameters, attributes, and what lies outside."""
         traits = self._model.traits
         read = set(traits.read_attributes) - set(traits.changed_attributes)
-        values = {name: comparable(value) for name, value in attributes_of(self._model.module) if name in read}
-        return values | flags_of(self._model.module)
+        module = self._model.module
+        outside = {n: v for n, v in self._surroundings.state().items() if n not in traits.changed_outside}
+        return {"outside": outside, **values_of(module, read), **flags_of(module)}
 
     def _probe(self) -> Any:
         # One batch is enough for the plain path, which is right whatever the step does.
@@ -205,8 +208,8 @@ class LocalTraining:
             raise error
         try:
             self._leave_path(right, f"its training step fails ({brief(error)})")
-        except RuntimeError:
-            raise error from None  # the user asked for this path: its own error says most
+        except RuntimeError as refusal:  # the user asked for this path
+            raise refusal from error
 
     def _fastest_right(self, sample: StepSample) -> Path:
         """The fastest path on which the steps of a sample are right; the plain one if there is no other."""
@@ -282,6 +285,7 @@ class LocalTraining:
         device = self._model.parameters[0].device
         self.frozen = None if names is None else ~self._model.layout.select(names).to(device)
         self.generation += 1
+        self._surroundings = Surroundings(self._model.module, self._model.traits.read_attributes)
         self._seen = self._module_state()
 
     def _check_trained(self) -> None:
@@ -290,8 +294,16 @@ class LocalTraining:
         new = [n for n, p in model.module.named_parameters() if p.requires_grad and n not in model.layout.slices]
         if new:
             raise ValueError(
-                f"{new[0]!r} requires a gradient from round {self._round} on, but was frozen when the run began: give "
-                "it `requires_grad=True` at first, and freeze it in `on_train_epoch_start` of the first rounds."
+                f"{new[0]!r} requires a gradient from round {self._round} on, but was frozen, or not there, when the "
+                "run began: give it `requires_grad=True` at first, and freeze it in `on_train_epoch_start` of the first "
+                "rounds."
+            )
+        there = dict(model.module.named_parameters())
+        gone = [n for n, p in zip(model.layout.names, model.parameters, strict=True) if there.get(n) is not p]
+        if gone:
+            raise ValueError(
+                f"{gone[0]!r} is another parameter, or gone, from round {self._round} on: write into the one that was "
+                "there when the run began (`parameter.data.copy_`)."
             )
         frozen = [n for n, p in zip(model.layout.names, model.parameters, strict=True) if not p.requires_grad]
         if len(frozen) == len(model.layout.names):

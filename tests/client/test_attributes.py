@@ -66,5 +66,9 @@ def test_flags_are_modes_and_what_is_trained() -> None:
     module = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
     module[0].bias.requires_grad_(False)
     module[1].eval()
+    before = flags_of(module)
+    module[0].weight.register_hook(lambda gradient: gradient)
+    module[1].register_forward_hook(lambda *_: None)
     flags = flags_of(module)
-    assert [name for name, flag in flags.items() if not flag] == ["1.training", "0.bias.requires_grad"]
+    assert [name for name, flag in flags.items() if flag is False][:2] == ["1.training", "0.bias.requires_grad"]
+    assert [name for name, flag in flags.items() if flag != before[name]] == ["0.weight.hooks", "1.hooks"]

@@ -3,6 +3,7 @@
 import datetime
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def seen_of(step: Any, x: Tensor | None = None) -> tuple[Base, StepTraits]:
 
 def test_a_plain_step_does_nothing_besides() -> None:
     _, traits = seen_of(Base.training_step)
-    assert traits == StepTraits()
+    assert replace(traits, read_attributes=()) == StepTraits()
 
 
 def test_it_leaves_the_module_and_the_generators_alone() -> None:
@@ -109,7 +110,8 @@ def test_what_stays_the_same_may_be_read() -> None:
     vars(module)["_trainer"] = trainer
     traits = probe(ClientModel(module), [torch.ones(2, 3)], [torch.tensor(1)])
     assert traits.reads == ()
-    assert traits.read_attributes == ("scale",)
+    assert "scale" in traits.read_attributes
+    assert "unread" not in traits.read_attributes
 
 
 def test_missing_gradients_are_named() -> None:
@@ -128,7 +130,7 @@ def test_what_backward_alone_reaches_is_seen() -> None:
         return checkpoint(self.loss, batch.clone().requires_grad_(), use_reentrant=True)
 
     _, traits = seen_of(step)
-    assert traits == StepTraits(needs_backward=True)
+    assert replace(traits, read_attributes=()) == StepTraits(needs_backward=True)
 
 
 def test_two_steps_are_seen_together() -> None:

@@ -63,8 +63,6 @@ def test_the_module_is_the_servers_in_every_hook(engine: str, every: int, tmp_pa
     for name, epoch, vector, training in module.seen:
         is_late = name in ("on_train_end", "on_fit_end")
         number = epoch if name in ("on_fit_start", "on_train_start", "on_train_epoch_start") or is_late else epoch + 1
-        if name == "on_train_epoch_end":
-            number = epoch  # the round is done: `current_epoch` has moved on
         assert torch.equal(vector, servers[number]), (name, epoch)
         assert training != name.startswith("on_validation"), name
     names = [name for name, *_ in module.seen]
