@@ -81,10 +81,16 @@ class ClientModel:
         self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
         self._padding_rows = {} if self._is_tied else padding_rows(module)
         self._frozen: frozenset[str] = frozenset()  # parameters without a gradient in this phase
-        self._receiving = self.parameters
+        self._receiving, self._receiving_names = self.parameters, list(self.layout.names)
+        self.missing: list[str] = []  # parameters that the last loss did not reach
         self.global_feature_names = global_features
         for name in dict.fromkeys(features + global_features):
             self._capture(name)
+
+    @property
+    def has_loss_terms(self) -> bool:
+        """Whether callbacks add terms to the loss, which may reach parameters that the module's own does not."""
+        return bool(self._loss_terms)
 
     def copy(self) -> ClientModel:
         """The same model around a copy of the module: whatever is tried on it leaves no trace in the module."""
@@ -109,26 +115,32 @@ class ClientModel:
     @contextmanager
     def training_only(self, names: list[str] | None) -> Iterator[None]:
         """Compute gradients for the named parameters only; None for all. May be nested."""
-        before = self._frozen, self._receiving
+        before = self._frozen, self._receiving, self._receiving_names
         if names is not None or self._frozen:
             trained = set(self.layout.names if names is None else names)
             self._frozen = frozenset(self.layout.names) - trained
             pairs = zip(self.layout.names, self.parameters, strict=True)
             self._receiving = [parameter for name, parameter in pairs if name in trained]
+            self._receiving_names = [name for name in self.layout.names if name in trained]
         try:
             yield
         finally:
-            self._frozen, self._receiving = before
+            self._frozen, self._receiving, self._receiving_names = before
 
     def gradient_of(self, loss: Tensor) -> Tensor:
-        """The gradient [D] of a loss computed with the module's own parameters; zero for those that are frozen."""
-        # Parameters that a batch does not reach get zeros, as those do that flat rows give gradients to.
+        """The gradient [D] of a loss computed with the module's own parameters; zero for those that are frozen.
+
+        Parameters that the loss does not reach get zeros too, and are named in ``missing``.
+        """
         if self.traits.needs_backward:
-            gradients = self._accumulated(loss)
+            found = self._accumulated(loss)
         else:
-            gradients = torch.autograd.grad(loss, self._receiving, allow_unused=True, materialize_grads=True)
-        # Those of sparse embeddings are rows and their numbers.
-        gradients = tuple(gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients)
+            found = torch.autograd.grad(loss, self._receiving, allow_unused=True)
+        self.missing = [name for name, g in zip(self._receiving_names, found, strict=True) if g is None]
+        gradients = [
+            torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g  # rows of a sparse embedding
+            for p, g in zip(self._receiving, found, strict=True)
+        ]
         if len(gradients) == len(self.parameters):
             return torch.cat([gradient.reshape(-1) for gradient in gradients])
         parts = iter(gradients)
@@ -137,12 +149,12 @@ class ClientModel:
             [(torch.zeros_like(p) if name in self._frozen else next(parts)).reshape(-1) for name, p in pairs]
         )
 
-    def _accumulated(self, loss: Tensor) -> tuple[Tensor, ...]:
+    def _accumulated(self, loss: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that ``backward`` adds to the parameters: reentrant checkpoints give them in no other way."""
         for parameter in self._receiving:
             parameter.grad = None
         loss.backward()
-        gradients = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self._receiving)
+        gradients = tuple(parameter.grad for parameter in self._receiving)
         for parameter in self._receiving:
             parameter.grad = None
         return gradients

@@ -1,6 +1,6 @@
 """The local optimizer: the user's own torch optimizer, stepping C clients' rows at once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,7 @@ class LocalOptimizer:
         in_coordinates: whether ``values`` are coordinates. Weight decay is then left to the engine, which adds it to
             the gradients of parameters (see ``weight_decay``).
         trained: names of the parameters that the optimizer steps; None for all.
+        is_apart: whether each parameter keeps a tensor, and a state, of its own, so that a step may leave it out.
 
     Attributes:
         optimizer: the user's torch optimizer.
@@ -128,6 +129,7 @@ class LocalOptimizer:
         rates: list[float] | None,
         in_coordinates: bool = False,
         trained: list[str] | None = None,
+        is_apart: bool = False,
     ) -> None:
         self.optimizer, configs = build_optimizer(module)
         self._step_schedulers = [config for config in configs if config.interval == "step"]
@@ -155,7 +157,8 @@ class LocalOptimizer:
         elif self._stacked:
             for group, members in zip(self.optimizer.param_groups, self._names, strict=True):
                 moved = [name for name in members if trained is None or name in trained]
-                self._replace(group, layout.spans(moved), self._initial_state(group, members))
+                spans = [layout.slices[name] for name in moved] if is_apart else layout.spans(moved)
+                self._replace(group, spans, self._initial_state(group, members))
         else:
             parameters = dict(module.named_parameters())
             moved = [n for members in self._names for n in members if trained is None or n in trained]
@@ -268,8 +271,18 @@ class LocalOptimizer:
         self._rates_taken.append(self.plain_rate)
         return self.plain_rate
 
-    def step(self, gradients: Tensor) -> None:
-        """Take a step with the gradients [A, D], or [A, R], of the A clients that are still training."""
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether a parameter without gradient is another thing than one whose gradient is zero, which may move."""
+        return not (self.is_plain_sgd and not any(self._decays))
+
+    def step(self, gradients: Tensor, missing: Sequence[slice] = ()) -> None:
+        """Take a step with the gradients [A, D], or [A, R], of the A clients that are still training.
+
+        Args:
+            gradients: the gradients.
+            missing: columns of parameters that have none, which are left out.
+        """
         if self.plain_rate is not None:
             # Exactly what torch's SGD computes, without its overhead, which matters for steps of microseconds.
             self.take_plain_step()
@@ -284,6 +297,8 @@ class LocalOptimizer:
             gradient = gradients[:, span]
             # A parameter of the module itself has its own shape instead of [1, size].
             parameter.grad = gradient if parameter.shape == gradient.shape else gradient.reshape(parameter.shape)
+            if span in missing:
+                parameter.grad = None
         self._rates_taken.append(float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
         for config in self._step_schedulers:

@@ -22,7 +22,7 @@ from lfl.client.attributes import attributes_of, comparable, flags_of, has_gradi
 from lfl.client.model import ClientModel
 from lfl.client.random_ops import ClientRandom
 from lfl.client.surroundings import Surroundings
-from lfl.client.traits import StepTraits
+from lfl.client.traits import INDEX, StepTraits
 from lfl.generators import HostGenerators
 
 # What a trainer says of itself that stays the same during a run. All else may change from round to round.
@@ -31,7 +31,6 @@ _CONSTANTS = {
     *("is_global_zero", "local_rank", "log_dir", "logger", "loggers", "max_epochs", "max_rounds", "model"),
     *("num_clients", "num_devices", "num_nodes", "precision", "seed", "strategy", "world_size"),
 }
-INDEX = "`batch_idx`"
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 _LIBRARIES = ("/torch/", "/lightning/", "/torchmetrics/", "/lfl/", "/numpy/")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+INDEX = "`batch_idx`"
+
 
 @dataclass(frozen=True)
 class StepTraits:
@@ -48,6 +50,11 @@ class StepTraits:
         }
         joined["without_gradient"] = tuple(n for n in self.without_gradient if n in other.without_gradient)
         return StepTraits(**joined)
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether the step reads what may change from round to round without a trace in the module."""
+        return any(read != INDEX for read in self.reads)
 
     @property
     def sometimes_missing(self) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch.optim import Optimizer
+
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import ELEMENTWISE, build_optimizer
@@ -75,6 +78,8 @@ def why_not_vectorized(model: ClientModel, trial: Trial) -> str | None:
     if type(optimizer) not in ELEMENTWISE:
         # Its state, of all rows together, would let clients see each other.
         return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
+    if (reason := _why_not_by_zeros(model, optimizer)) is not None:
+        return reason
     return _why_not_the_same(model, trial, is_padded=False)
 
 
@@ -87,6 +92,8 @@ def why_not_padded(model: ClientModel, trial: Trial) -> str | None:
     """
     if model.traits.random_operations:
         return "it draws random numbers for a batch, not for an example"
+    if model.traits.depends_on_rounds:
+        return f"it reads {model.traits.reads[0]}, so that its loss may be another one in later rounds"
     if model.global_feature_names:
         return "its loss reads features of the global model"
     twin = model.copy()
@@ -101,11 +108,22 @@ def why_not_recorded(model: ClientModel) -> str | None:
     """What a step does besides computing results from tensors; None for nothing that has been seen."""
     if model.traits.side_effect is not None:
         return f"it {model.traits.side_effect}"
+    if (reason := _why_not_by_zeros(model, build_optimizer(model.module)[0])) is not None:
+        return reason
     if model.traits.needs_backward:
         return "some of its gradients come from `backward` only, as those of reentrant checkpoints do"
     if model.traits.reads:
         return f"it reads {model.traits.reads[0]}, which is not the same at every step"
     return None
+
+
+def _why_not_by_zeros(model: ClientModel, optimizer: Optimizer) -> str | None:
+    """Why a gradient of zero may not stand for none: torch's optimizers leave out parameters that have none."""
+    missing = model.traits.sometimes_missing
+    moves = type(optimizer) is not torch.optim.SGD or any(
+        group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
+    )
+    return f"no gradient reaches {missing[0]!r} in some of its steps" if missing and moves else None
 
 
 def _why_not_the_same(model: ClientModel, trial: Trial, is_padded: bool) -> str | None:

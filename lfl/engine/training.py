@@ -85,9 +85,9 @@ class LocalTraining:
                 user asked for by name allows no such step.
         """
         self._round = number
-        self._is_watching = number & (number - 1) == 0 or self._depends_on_rounds
+        self._is_watching = number & (number - 1) == 0 or self._model.traits.depends_on_rounds
         state = self._module_state()
-        if state == self._seen and not self._depends_on_rounds:
+        if state == self._seen and not self._model.traits.depends_on_rounds:
             return
         self._check_trained()
         traits = self._probe()
@@ -111,7 +111,7 @@ class LocalTraining:
             False if nothing of the cohort has been kept: ``cohorts`` yields the same clients again.
         """
         if self._is_plain:
-            return self.engine.train(cohort, rates)
+            return self._train_plainly(cohort, rates)
         engine = self.engine
         engine.watch = StepWatch(self._model, engine.trained, self._seed, cohort) if self._is_watching else None
         before = self._generators.state()
@@ -133,6 +133,16 @@ class LocalTraining:
             engine.watch, engine.failure = None, None
         self._generators.restore(before)
         return False
+
+    def _train_plainly(self, cohort: Cohort, rates: LearningRates) -> bool:
+        """Train on the plain path, which is right but for parameters that lose their gradient on the way."""
+        try:
+            return self.engine.train(cohort, rates)
+        except Difference as difference:
+            traits = self._model.traits
+            self._model.traits = replace(traits, missing=(*traits.missing, *difference.missing))
+            self._follow(self._path)
+            return False
 
     def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
         """What only the end of a cohort's training shows: the path to go on with, and why."""
@@ -163,11 +173,6 @@ class LocalTraining:
         path = self._path
         reads_features = bool(self._model.global_feature_names) and path.joint_features
         return path.name == "sequential" and not path.recording and not reads_features
-
-    @property
-    def _depends_on_rounds(self) -> bool:
-        """Whether the step reads what may change from round to round without a trace in the module."""
-        return any(read != "`batch_idx`" for read in self._model.traits.reads)
 
     def _module_state(self) -> dict[str, Any]:
         """What the step depends on: training modes, frozen parameters, attributes, and what lies outside."""
@@ -295,8 +300,8 @@ class LocalTraining:
         if new:
             raise ValueError(
                 f"{new[0]!r} requires a gradient from round {self._round} on, but was frozen, or not there, when the "
-                "run began: give it `requires_grad=True` at first, and freeze it in `on_train_epoch_start` of the first "
-                "rounds."
+                "run began: give it `requires_grad=True` at first, and freeze it in `on_train_epoch_start` of the "
+                "first rounds."
             )
         there = dict(model.module.named_parameters())
         gone = [n for n, p in zip(model.layout.names, model.parameters, strict=True) if there.get(n) is not p]

@@ -225,7 +225,7 @@ BROUGHT: dict[str, Brought] = {
     "a dict": Brought(net(heads), is_padded=True),
     "running average": Brought(Averaging, frozenset()),
     "hidden teacher": Brought(Teacher, frozenset()),
-    "warm-up by epochs": Brought(Warming, frozenset({"vectorized"}), is_padded=True),
+    "warm-up by epochs": Brought(Warming, frozenset({"vectorized"})),
     "by batch_idx": Brought(Alternating, frozenset({"vectorized"}), is_padded=True),
     "checkpointed": Brought(Checkpointed, frozenset({"recorded"})),
     "checkpointed, reentrant": Brought(Reentrant, frozenset()),
