@@ -67,6 +67,7 @@ class FederatedLoop:
         started = time.perf_counter()
         run = self.run
         run.training.start_round(number)
+        run.rates.start_round()
         run.server.frozen = run.training.frozen
         round = self._select(number)
         self._download(round)

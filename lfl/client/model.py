@@ -87,11 +87,6 @@ class ClientModel:
         for name in dict.fromkeys(features + global_features):
             self._capture(name)
 
-    @property
-    def has_loss_terms(self) -> bool:
-        """Whether callbacks add terms to the loss, which may reach parameters that the module's own does not."""
-        return bool(self._loss_terms)
-
     def copy(self) -> ClientModel:
         """The same model around a copy of the module: whatever is tried on it leaves no trace in the module."""
         twin = ClientModel(copy_of(self.module), *self._options, self.layout)

@@ -1,5 +1,6 @@
 """The local optimizer: the user's own torch optimizer, stepping C clients' rows at once."""
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,6 +29,9 @@ ELEMENTWISE = (
     torch.optim.Rprop,
 )
 """Optimizers that update every entry by itself, so that one step on [C, D] is a step of each of C clients."""
+
+
+_EPOCH_HOOKS = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end", "on_validation_end")
 
 
 def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedulerConfig]]:
@@ -50,6 +55,14 @@ def build_optimizer(module: LightningModule) -> tuple[Optimizer, list[LRSchedule
         raise ValueError("LBFGS evaluates the loss several times a step, which local steps do not offer: use another.")
     use_python_numbers(optimizers[0])
     return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
+
+
+def may_change(module: LightningModule) -> bool:
+    """Whether ``configure_optimizers`` may give another optimizer in another round: by a hook, or by the round."""
+    if any(is_overridden(hook, module) for hook in _EPOCH_HOOKS):
+        return True
+    code = getattr(inspect.unwrap(module.configure_optimizers), "__code__", None)
+    return code is not None and not {"current_epoch", "global_step", "trainer"}.isdisjoint(code.co_names)
 
 
 def advance(config: LRSchedulerConfig, *metric: float) -> None:
@@ -110,7 +123,6 @@ class LocalOptimizer:
         in_coordinates: whether ``values`` are coordinates. Weight decay is then left to the engine, which adds it to
             the gradients of parameters (see ``weight_decay``).
         trained: names of the parameters that the optimizer steps; None for all.
-        is_apart: whether each parameter keeps a tensor, and a state, of its own, so that a step may leave it out.
 
     Attributes:
         optimizer: the user's torch optimizer.
@@ -129,7 +141,6 @@ class LocalOptimizer:
         rates: list[float] | None,
         in_coordinates: bool = False,
         trained: list[str] | None = None,
-        is_apart: bool = False,
     ) -> None:
         self.optimizer, configs = build_optimizer(module)
         self._step_schedulers = [config for config in configs if config.interval == "step"]
@@ -157,8 +168,7 @@ class LocalOptimizer:
         elif self._stacked:
             for group, members in zip(self.optimizer.param_groups, self._names, strict=True):
                 moved = [name for name in members if trained is None or name in trained]
-                spans = [layout.slices[name] for name in moved] if is_apart else layout.spans(moved)
-                self._replace(group, spans, self._initial_state(group, members))
+                self._replace(group, layout.spans(moved), self._initial_state(group, members))
         else:
             parameters = dict(module.named_parameters())
             moved = [n for members in self._names for n in members if trained is None or n in trained]
@@ -293,6 +303,8 @@ class LocalOptimizer:
                 for _, span in self._spans:
                     values[:, span].add_(gradients[:, span], alpha=-self.plain_rate)
             return
+        if missing and self._stacked:
+            self._split()
         for parameter, span in self._spans:
             gradient = gradients[:, span]
             # A parameter of the module itself has its own shape instead of [1, size].
@@ -304,6 +316,26 @@ class LocalOptimizer:
         for config in self._step_schedulers:
             advance(config)
             use_python_numbers(self.optimizer)
+
+    def _split(self) -> None:
+        """Give each of the module's parameters a tensor, and a state, of its own, so that a step may leave it out."""
+        spans = {id(parameter): span for parameter, span in self._spans}
+        self._spans, self.is_whole = [], False
+        for group in self.optimizer.param_groups:
+            joined, group["params"] = group["params"], []
+            for parameter in joined:
+                span, state = spans[id(parameter)], self.optimizer.state.pop(parameter, {})
+                for part in self._layout.slices.values():
+                    if not span.start <= part.start < part.stop <= span.stop:
+                        continue
+                    columns = slice(part.start - span.start, part.stop - span.start)
+                    own = torch.nn.Parameter(parameter.data[:, columns])
+                    group["params"].append(own)
+                    self._spans.append((own, part))
+                    for key, value in state.items():
+                        is_row = isinstance(value, Tensor) and value.shape == parameter.shape
+                        entry = value[:, columns] if is_row else value
+                        self.optimizer.state[own][key] = entry.clone() if isinstance(entry, Tensor) else entry
 
     def _replace(self, group: dict[str, Any], spans: list[slice], initial: dict[str, Any]) -> None:
         """Replace the parameters of a group by views of ``values``.

@@ -8,7 +8,7 @@ import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
-from lfl.client.optimizer import advance, build_optimizer, use_python_numbers
+from lfl.client.optimizer import advance, build_optimizer, may_change, use_python_numbers
 from lfl.storage.fingerprint import describe_entries, describe_optimizer
 
 
@@ -26,6 +26,7 @@ class LearningRates:
     """
 
     def __init__(self, module: LightningModule) -> None:
+        self._module = module
         self._optimizer, configs = build_optimizer(module)
         self._schedulers = [config for config in configs if config.interval == "epoch"]
         self._first = [float(group["lr"]) for group in self._optimizer.param_groups]
@@ -36,6 +37,11 @@ class LearningRates:
             "optimizer": describe_optimizer(self._optimizer),
             "schedulers": [describe_entries(c.scheduler.state_dict()) for c in self._schedulers],
         }
+
+    def start_round(self) -> None:
+        """Ask the module for its optimizer again, where hooks may have changed it and no scheduler has the rates."""
+        if not self._schedulers and may_change(self._module):
+            self._optimizer, _ = build_optimizer(self._module)
 
     @property
     def schedulers(self) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lfl.callback import FederatedCallback, Gradient, check_gradient, overrides
 from lfl.client.model import ClientModel
-from lfl.client.optimizer import LocalOptimizer
+from lfl.client.optimizer import LocalOptimizer, may_change
 from lfl.client.rates import LearningRates
 from lfl.client.schedule import Padding
 from lfl.client.step import LocalStep, StepBatch, StepFunction, StepInput, StepResult
@@ -26,7 +26,6 @@ from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
 from lfl.engine.watch import StepFailure, StepWatch
-from lfl.engine.witness import Difference
 from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
@@ -88,18 +87,11 @@ class LocalEngine(ABC):
         self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
         self._buffer: Tensor | None = None  # memory of the last cohort's rows, to be used again
         self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with the settings they were built from
-        self.trained = [self._moved(model.names_of(phase.parameters)) for phase in work.phases]
+        self.trained = [model.names_of(phase.parameters) for phase in work.phases]
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
         self._feed = BatchFeed(model, data, work, seed)
         self.frozen = FrozenModel(model, data.batch_size, self.global_features)
-
-    def _moved(self, names: list[str] | None) -> list[str] | None:
-        """Of the trained parameters, those that move: not those that no loss reaches, which optimizers leave alone."""
-        unreached = set(self.model.traits.without_gradient)
-        if not unreached or self.is_wrapped or self.model.has_loss_terms:
-            return names
-        return [name for name in names or self.model.layout.names if name not in unreached]
 
     # -- what engines implement -----------------------------------------------------------------------------------
 
@@ -167,6 +159,11 @@ class LocalEngine(ABC):
             anchor: x [D].
         """
         return self._global_features(batch, keys, anchor) if self.model.global_feature_names else {}
+
+    def start_round(self) -> None:
+        """Build optimizers anew where the module's hooks may have changed what ``configure_optimizers`` returns."""
+        if may_change(self.model.module):
+            self._optimizers = {}
 
     # -- cohorts --------------------------------------------------------------------------------------------------
 
@@ -258,8 +255,7 @@ class LocalEngine(ABC):
         # An optimizer without a state is as good as a new one, and building one takes as long as some small steps.
         if optimizer is None or settings != built_from or not optimizer.restart(cohort.values):
             names = self.trained[index]
-            apart = bool(self.model.traits.sometimes_missing)
-            optimizer = LocalOptimizer(self.model.module, self.model.layout, cohort.values, *settings, names, apart)
+            optimizer = LocalOptimizer(self.model.module, self.model.layout, cohort.values, *settings, trained=names)
             self._optimizers[index] = (settings, optimizer)
         num_steps = phase.num_steps(cohort.num_examples, self.data.batch_size)
         return CohortPhase(index, optimizer, num_steps, self._masks[index])
@@ -335,18 +331,11 @@ class LocalEngine(ABC):
         phase.optimizer.step(self.work.clip(gradients), self._missing(phase))
 
     def _missing(self, phase: CohortPhase) -> list[slice]:
-        """Columns of the parameters that this step's loss did not reach: torch's optimizers leave those out.
-
-        Raises:
-            Difference: some were always reached so far.
-        """
+        """Columns of the parameters that this step's loss did not reach: torch's optimizers leave those out."""
         missing = self.model.missing
-        # Corrections give all parameters a gradient, as terms of the loss do.
+        # Corrections give all parameters a gradient.
         if not missing or self.is_wrapped or not phase.optimizer.needs_gradients:
             return []
-        new = [name for name in missing if name not in self.model.traits.missing]
-        if new:
-            raise Difference(f"no gradient reaches {new[0]!r} in some steps", missing=tuple(new))
         return [self.model.layout.slices[name] for name in missing]
 
     def _compute(self, phase: int, params: Tensor, input: StepInput) -> StepResult:

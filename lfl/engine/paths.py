@@ -119,11 +119,12 @@ def why_not_recorded(model: ClientModel) -> str | None:
 
 def _why_not_by_zeros(model: ClientModel, optimizer: Optimizer) -> str | None:
     """Why a gradient of zero may not stand for none: torch's optimizers leave out parameters that have none."""
-    missing = model.traits.sometimes_missing
-    moves = type(optimizer) is not torch.optim.SGD or any(
-        group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
-    )
-    return f"no gradient reaches {missing[0]!r} in some of its steps" if missing and moves else None
+    sometimes, never = model.traits.sometimes_missing, model.traits.without_gradient
+    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
+    moves = decays or type(optimizer) is not torch.optim.SGD or any(g["momentum"] for g in optimizer.param_groups)
+    if sometimes and moves:
+        return f"no gradient reaches {sometimes[0]!r} in some of its steps, in which its optimizer leaves it out"
+    return f"no gradient reaches {never[0]!r}, which its optimizer does not decay then" if never and decays else None
 
 
 def _why_not_the_same(model: ClientModel, trial: Trial, is_padded: bool) -> str | None:

@@ -85,6 +85,7 @@ class LocalTraining:
                 user asked for by name allows no such step.
         """
         self._round = number
+        self.engine.start_round()
         self._is_watching = number & (number - 1) == 0 or self._model.traits.depends_on_rounds
         state = self._module_state()
         if state == self._seen and not self._model.traits.depends_on_rounds:
@@ -111,7 +112,7 @@ class LocalTraining:
             False if nothing of the cohort has been kept: ``cohorts`` yields the same clients again.
         """
         if self._is_plain:
-            return self._train_plainly(cohort, rates)
+            return self.engine.train(cohort, rates)
         engine = self.engine
         engine.watch = StepWatch(self._model, engine.trained, self._seed, cohort) if self._is_watching else None
         before = self._generators.state()
@@ -133,16 +134,6 @@ class LocalTraining:
             engine.watch, engine.failure = None, None
         self._generators.restore(before)
         return False
-
-    def _train_plainly(self, cohort: Cohort, rates: LearningRates) -> bool:
-        """Train on the plain path, which is right but for parameters that lose their gradient on the way."""
-        try:
-            return self.engine.train(cohort, rates)
-        except Difference as difference:
-            traits = self._model.traits
-            self._model.traits = replace(traits, missing=(*traits.missing, *difference.missing))
-            self._follow(self._path)
-            return False
 
     def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
         """What only the end of a cohort's training shows: the path to go on with, and why."""

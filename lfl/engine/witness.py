@@ -25,19 +25,11 @@ _ROUNDING = 16.0  # times what the step moves by when its parameters move by the
 class Difference(Exception):
     """A step gives other numbers than the same step, taken one client at a time with plain autograd.
 
-    Args:
-        reason: how it differs, for a sentence about the step.
-        missing: parameters that, unlike so far, got no gradient.
-
     Attributes:
         sample: the step, if somebody has noted it.
     """
 
     sample: Any = None
-
-    def __init__(self, reason: str, missing: tuple[str, ...] = ()) -> None:
-        super().__init__(reason)
-        self.missing = missing
 
 
 class Witness:
