@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 import lfl.client
+from lfl.engine.graph.shapes import one_fake_mode
 
 Outputs = dict[str, Tensor]
 """Results of a step, without dimensions, by their names in a sentence, such as "its loss"."""
@@ -45,7 +46,7 @@ class Listing:
             self.gradients = [*lines.hooks, *_own_functions(self.outputs.values())]
             return list(self.outputs.values())
 
-        with traceback.preserve_node_meta():
+        with traceback.preserve_node_meta(), one_fake_mode():
             self.recorded = make_fx(flat)(params, *leaves)
 
     @property

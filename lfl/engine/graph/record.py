@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from lfl.client.step import StepFunction, StepInput
 from lfl.engine.graph.alias import owner_of
 from lfl.engine.graph.descend import descend_in_place
+from lfl.engine.graph.shapes import one_fake_mode
 from lfl.engine.graph.simplify import simplify
 
 _aten = torch.ops.aten
@@ -54,7 +55,8 @@ def record(
         names = tuple(logs)
         return [gradients, losses, *logs.values()]
 
-    recorded = make_fx(flat)(params, *leaves)
+    with one_fake_mode():
+        recorded = make_fx(flat)(params, *leaves)
     # Frozen parameters are no reason to keep a graph at every call, nor to enter a `no_grad` there.
     for name, constant in [*recorded.named_parameters(), *recorded.named_buffers()]:
         if constant.requires_grad:
