@@ -7,6 +7,7 @@ by putting them back afterwards, since others draw from them too.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,9 @@ from lfl.randomness import derive_seed
 _Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LEVELS = 3  # of lists, tuples and dictionaries in which an attribute's generators are looked for
+_LOOKED_AT = (*GENERATORS, list, tuple, dict)
+_TORCHS = frozenset(vars(torch.nn.Module()))  # a module's parameters, submodules and hooks
+_LIBRARIES = {"builtins", "abc", "typing", "torch", "torchvision", "torchmetrics", "lightning", "numpy"}
 _LONGEST = 1000  # a longer list is data, not a list of generators
 _LOW = 0xFFFFFFFF
 
@@ -43,9 +47,10 @@ class HostGenerators:
         self.own: dict[str, _Own] = {}
         for owner in owners:
             # What the object has itself comes first: that is what `owner.name` means.
-            for holder in (owner, *type(owner).__mro__):
+            for holder in (owner, *_own_classes(type(owner))):
                 for name, value in getattr(holder, "__dict__", {}).items():
-                    self._find(name, value, _LEVELS)
+                    if isinstance(value, _LOOKED_AT) and name not in _TORCHS:
+                        self._find(name, value, _LEVELS)
 
     def seed(self, *address: int | str) -> None:
         """Seeds every generator by the address, each with a seed of its own."""
@@ -105,6 +110,12 @@ class HostGenerators:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in list(items):
                 self._find(f"{name}[{key!r}]", item, levels - 1)
+
+
+@lru_cache(maxsize=1024)
+def _own_classes(kind: type) -> tuple[type, ...]:
+    """The classes of an object that are not of a library."""
+    return tuple(k for k in kind.__mro__ if k.__module__.split(".")[0] not in _LIBRARIES)
 
 
 def _cuda() -> tuple[torch.Generator, ...]:
