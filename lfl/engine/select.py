@@ -138,7 +138,8 @@ class _Chooser:
                 f"`trace_steps={str(trace_steps).lower()}` cannot record the step of "
                 f"{type(self.model.module).__name__}: {reason}. Leave it out."
             )
-        if reason is not None:
+        # A side effect has been said: it keeps clients apart, too.
+        if reason is not None and self.model.traits.side_effect is None:
             rank_zero_warn(f"The step of {type(self.model.module).__name__} is not recorded: {reason}.")
         return False if reason is not None else trace_steps
 
