@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lfl.client.layout import ParameterLayout
 from lfl.client.model import ClientModel
 from lfl.client.module_copy import copy_of
+from lfl.client.surroundings import Surroundings
 from lfl.generators import HostGenerators
 
 _HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end")
@@ -51,9 +52,12 @@ def layout_of(module: LightningModule, rounds: int) -> ParameterLayout:
 def at_round_1(model: ClientModel) -> ClientModel:
     """A copy of a model as it is when the first step is taken: the hooks before it may make what the step reads."""
     twin = model.copy()
+    trainer = vars(twin.module).get("_trainer")
     with _quietly(twin.module):
+        vars(twin.module)["_trainer"] = None if trainer is None else _TrainerAt(trainer, 0)
         for hook in _HOOKS[:3]:
             getattr(twin.module, hook)()
+    vars(twin.module)["_trainer"] = trainer
     return twin
 
 
@@ -63,8 +67,11 @@ def _quietly(twin: LightningModule) -> Iterator[None]:
     own = {name: vars(twin).get(name) for name in ("log", "log_dict")}
     vars(twin).update(log=_ignore, log_dict=_ignore)
     printed = contextlib.redirect_stdout(io.StringIO())
+    surroundings = Surroundings(twin)
+    around = surroundings.snapshot()
     with HostGenerators(*twin.modules()).kept(), printed, contextlib.suppress(Exception):
         yield
+    surroundings.restore(around)
     for name, value in own.items():
         if value is None:
             del vars(twin)[name]
@@ -73,7 +80,7 @@ def _quietly(twin: LightningModule) -> Iterator[None]:
 
 
 class _TrainerAt:
-    """Stands in for the trainer in a round that is still to come."""
+    """Stands in for the trainer in a round that is still to come; what is set on it stays with it."""
 
     def __init__(self, trainer: Any, number: int) -> None:
         self._trainer, self.current_epoch, self.current_round, self.global_step = trainer, number, number, number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -65,6 +66,8 @@ def _size(value: Any) -> float:
     """Number of entries of what a checkpoint can hold; infinite for what it cannot."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         return value.numel()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.size if value.dtype != object else float("inf")
     if value is None or type(value) in (bool, int, float, str):
         return 1
     if type(value) in (list, tuple):
@@ -78,6 +81,8 @@ def _detached(value: Any) -> Any:
     """A copy that later changes do not reach, without autograd's graph."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
     if isinstance(value, list | tuple):
         return type(value)(_detached(entry) for entry in value)
     return {key: _detached(entry) for key, entry in value.items()} if isinstance(value, dict) else value

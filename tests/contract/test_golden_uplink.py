@@ -35,6 +35,7 @@ class GoldenData(ProblemData):
     def __init__(self) -> None:
         super().__init__(N, M, batch_size=1)
         self.round_number = 0
+        self.whole = True  # before the run
         self.examples = (double(GOLDEN["A"]), double(GOLDEN["y"]))
 
     def batches(self, plan: Any) -> Any:

@@ -71,13 +71,17 @@ def unwatched() -> Iterator[None]:
         yield
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", choices=sorted(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--only", default="", help="kinds of steps with this in their name, such as recorded")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
     torch.set_num_threads(1)
     for name in options.workloads:
         for engine in ("sequential", "vectorized"):
