@@ -7,7 +7,6 @@ by putting them back afterwards, since others draw from them too.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -112,7 +111,6 @@ class HostGenerators:
                 self._find(f"{name}[{key!r}]", item, levels - 1)
 
 
-@lru_cache(maxsize=1024)
 def _own_classes(kind: type) -> tuple[type, ...]:
     """The classes of an object that are not of a library."""
     return tuple(k for k in kind.__mro__ if k.__module__.split(".")[0] not in _LIBRARIES)
