@@ -352,6 +352,7 @@ class ClientModel:
         computed = {}
         for name, index in sorted(logged.items()):
             metric = self._metrics[index]
+            self.recorder.metrics[name] = metric  # to be reset, also where only other processes have logged it
             # One client's own metric must not wait for the other processes, which may have no such client.
             together = metric.distributed_available_fn
             metric.distributed_available_fn = together if gather is not None else lambda: False
