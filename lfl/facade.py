@@ -88,6 +88,10 @@ class LightningFacade:
         """The module's state dict with the server's parameters and buffers."""
         return self.run.server_state_dict()
 
+    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
+        """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
+        return self.run.evaluate_clients(ids, params)
+
     @property
     def current_round(self) -> int:
         """Number of completed rounds."""

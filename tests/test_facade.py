@@ -40,3 +40,11 @@ def test_a_module_may_stop_the_run_and_read_the_round(tmp_path: Path) -> None:
     trainer = train([], tmp_path, Stopping(), QuadraticData(), participation=FullParticipation(), max_rounds=5)
     assert seen == [(0, 0), (1, 1)]
     assert trainer.current_round == 2
+
+
+def test_clients_are_evaluated_by_the_run(tmp_path: Path) -> None:
+    trainer = train([], tmp_path, max_rounds=1)
+    ids = torch.tensor([int(trainer.data.client_test_sizes.argmax())])
+    params = trainer.server.vector[None]
+    assert trainer.evaluate_clients(ids, params) == trainer.run.evaluate_clients(ids, params)
+    assert 0 <= trainer.evaluate_clients(ids, params)[0]["val_acc"] <= 1
