@@ -7,26 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lfl.aggregation import Server
 from lfl.aggregation.aggregator import check_adds_up
 from lfl.callback import FederatedCallback, check_stack
-from lfl.client.evaluation import Evaluator
+from lfl.client.evaluation import Evaluator, limited
 from lfl.client.model import ClientModel
 from lfl.client.module_state import ModuleState
 from lfl.client.rates import LearningRates
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
+from lfl.data.datamodule import FederatedDataModule
 from lfl.engine import EngineSettings, LocalTraining, build_training
 from lfl.generators import HostGenerators
+from lfl.lightning_callbacks import LightningCallbacks
 from lfl.processes.group import Processes
 from lfl.reporting.progress import ProgressDisplay
 from lfl.run import Run
 from lfl.settings import Settings
 from lfl.storage.client_store import ClientStore
 from lfl.storage.fingerprint import describe
+from lfl.storage.hyper_parameters import saved_hyper_parameters
 
 # Hooks of a LightningModule that lfl never calls; a module that overrides one gets a warning.
 _UNCALLED_HOOKS = (
@@ -44,10 +48,6 @@ _UNCALLED_HOOKS = (
     "on_before_batch_transfer",
     "on_after_batch_transfer",
     "transfer_batch_to_device",
-    "on_save_checkpoint",
-    "configure_callbacks",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
 )
 _FIRST_ROUNDS = 20  # of which one is expected to have clients
 # Arguments of the data module that change no number: the partition itself is compared by its fingerprint.
@@ -67,6 +67,7 @@ class RunBuilder:
         model: the model, on its device.
         data: the data, on its device.
         processes: the processes, which have been started.
+        lightning: calls Lightning's hooks of the callbacks.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class RunBuilder:
         model: ClientModel,
         data: FederatedData,
         processes: Processes,
+        lightning: LightningCallbacks,
     ) -> None:
         self._settings = settings
+        self._lightning = lightning
         self._callbacks = callbacks
         self._model = model
         self._data = data
@@ -96,6 +99,7 @@ class RunBuilder:
         # `names_of` is None for a phase that trains all parameters.
         has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
         check_stack(self._callbacks, model.layout, has_frozen_phases)
+        _warn_of_dataloaders(model.module, self._data)
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, model.module)]
         if ignored:
             rank_zero_warn(
@@ -119,12 +123,13 @@ class RunBuilder:
     @cached_property
     def evaluator(self) -> Evaluator:
         """The evaluator, which runs the module's validation step."""
-        return Evaluator(self._model, self._processes, self._settings.seed)
+        return Evaluator(self._model, self._processes, self._settings.seed, self._lightning)
 
     @cached_property
     def val_dataloaders(self) -> Any:
-        """The validation data; None if the module has no validation step."""
-        return self._data.val_dataloader() if self.evaluator.can("validate") else None
+        """The validation data; None if there is none, or the module has no validation step."""
+        limit = self._settings.limit_val_batches
+        return limited(self._data.val_dataloader(), limit) if limit and self.evaluator.can("validate") else None
 
     def training(self, saved_choice: dict[str, Any]) -> LocalTraining:
         """Build the local training, with an engine.
@@ -191,6 +196,18 @@ class RunBuilder:
             "data": {**data, "partition": self._data.partition.fingerprint()},
         }
 
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What loggers show of a run: the hyper-parameters that module and data have saved, and all settings."""
+        own: dict[str, Any] = {}
+        for owner in (self._data, self._model.module):
+            own.update(owner.hparams_initial if getattr(owner, "_log_hyperparams", False) else {})
+        description = self.description
+        model = {"class": description["model"]["class"], "num_parameters": self._model.layout.dim}
+        trainer = {name: value for name, value in describe(self._settings).items() if name != "class"}
+        parts = {name: description[name] for name in ("data", "optimizer", "server_optimizer", "callbacks")}
+        return {**own, "model": model, "trainer": trainer, **parts}
+
     def build(self, training: LocalTraining, folder: Path, loggers: list[Logger], display: ProgressDisplay) -> Run:
         """Build the run.
 
@@ -225,12 +242,15 @@ class RunBuilder:
             generators=HostGenerators(*self._model.module.modules()),
             on_nonfinite=settings.on_nonfinite,
             check_val_every_n_rounds=settings.check_val_every_n_rounds,
+            log_every_n_steps=settings.log_every_n_steps,
             val_dataloaders=self.val_dataloaders,
             checkpointing=settings.checkpointing,
             loggers=loggers,
             display=display,
+            lightning=self._lightning,
             folder=folder,
             description=self.description,
+            hyper_parameters=saved_hyper_parameters(self._model.module, self._data),
         )
 
     def _store(self, folder: Path) -> ClientStore:
@@ -244,3 +264,19 @@ class RunBuilder:
             with store.claimed_by("trainer.buffers=client"):
                 store.declare("buffers", buffers.numel(), buffers.dtype, fill=float("nan"))
         return store
+
+
+def _warn_of_dataloaders(module: LightningModule, data: FederatedData) -> None:
+    """Warn of dataloaders that people write for Lightning's trainer, and that clients never see."""
+    names = [f"{stage}_dataloader" for stage in ("train", "val", "test", "predict")]
+    for name in (name for name in names if is_overridden(name, module)):
+        rank_zero_warn(
+            f"`{type(module).__name__}.{name}` is never called: the data module has the batches. Give its data set as "
+            "`DatasetSource`, and its transforms as `train_transforms`."
+        )
+    own, usual = type(data).train_dataloader, FederatedDataModule.train_dataloader
+    if isinstance(data, FederatedDataModule) and own is not usual:
+        rank_zero_warn(
+            f"`{type(data).__name__}.train_dataloader` is for central training: the clients' batches do not come from "
+            "it, so that a sampler in it has no effect. Clients draw theirs as `local_sampling` says."
+        )

@@ -22,8 +22,14 @@ from lfl.federation import Federation
 from lfl.round import Cohort, Round
 from lfl.subspace.base import Basis
 
-_LIGHTNING_HOOKS = {"on_fit_start", "on_fit_end", "setup", "state_dict", "load_state_dict"}  # those that lfl calls
-_LIGHTNING_OTHERS = {"teardown"}
+_STAGES = ("validation", "test", "predict")
+_EVALUATION = {f"on_{s}_{place}" for s in _STAGES for place in ("start", "end", "epoch_start", "epoch_end")}
+LIGHTNING_HOOKS = {
+    *("setup", "teardown", "state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint"),
+    *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end"),
+    *("on_exception", *_EVALUATION, *(f"on_{s}_batch_{place}" for s in _STAGES for place in ("start", "end"))),
+}
+"""Those hooks of Lightning's callbacks that lfl calls, of federated ones too."""
 _NEAR = 0.8  # of two names that differ by a slip, such as `wrap_gradients`
 
 Gradient = Callable[[Tensor, LocalStep], Tensor]
@@ -38,7 +44,7 @@ class FederatedCallback(Callback):
 
     State that must survive a restart belongs in ``state_dict`` (tensors, numbers, strings, lists, dicts) or in a slot
     of the client store. Hooks that are given a cohort run on the clients: ``cohort.received`` is all that they may know
-    of the server. Lightning's own ``setup``, ``on_fit_start`` and ``on_fit_end`` are called as well, with the trainer.
+    of the server. Lightning's own hooks are called as well, with trainer and module, but for those of training batches.
     """
 
     linear: bool = True
@@ -151,10 +157,10 @@ class FederatedCallback(Callback):
         """Log numbers of the round with ``round.log(name, value)``, after the server's evaluation if one is due."""
 
 
-_HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
+_HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | LIGHTNING_HOOKS
 _ATTRIBUTES = {"linear", "features", "global_features", "is_unique", "observes", "whole_model"}
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
-_DISPATCHED = _HOOKS - _LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
+_DISPATCHED = _HOOKS - LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
 # Hooks that do nothing without another one, and what happens then.
 _PARTNERS = {
     "decode": ("encode", "is never called"),
@@ -269,7 +275,7 @@ def _warn_of_uncalled_hooks(callback: FederatedCallback) -> None:
     overridden = {name for name in _HOOKS if overrides(callback, name)}
     for name in sorted(defined):
         near = _near_hook(name, kind, overridden)
-        if name in _HOOKS or not (near or name.startswith("on_") or name in _LIGHTNING_OTHERS):
+        if name in _HOOKS or not (near or name.startswith("on_")):
             continue
         use, what = ("read", "attribute") if near in _ATTRIBUTES else ("called", "hook")
         rank_zero_warn(

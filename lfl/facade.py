@@ -1,12 +1,7 @@
-"""The trainer's properties for LightningModules, for Lightning's own classes, and for users of a finished run."""
+"""The trainer's properties for users of a run: its parts."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from lightning.fabric import Fabric
-from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from lfl.aggregation import Server
@@ -16,22 +11,14 @@ from lfl.data.base import FederatedData
 from lfl.engine import LocalEngine
 from lfl.reporting.summary import RunSummary
 from lfl.run import Run
-from lfl.settings import Settings
 from lfl.storage.client_store import ClientStore
 
 
-class LightningFacade:
-    """Those attributes of ``lightning.Trainer`` that have a meaning here, and the parts of the run.
+class RunFacade:
+    """The parts of the current run, or of the last one."""
 
-    To a LightningModule, a round is an epoch.
-    """
-
-    fabric: Fabric
-    loggers: list[Logger]
-    _settings: Settings
     _run: Run | None = None
-
-    # -- the run ------------------------------------------------------------------------------------------------------
+    _evaluated: Server | None = None  # by `validate`, `test` or `predict` since the last run
 
     @property
     def run(self) -> Run:
@@ -46,8 +33,8 @@ class LightningFacade:
 
     @property
     def server(self) -> Server:
-        """The run's server; the model x [D] is ``server.vector``."""
-        return self.run.server
+        """The server of the run, or of ``validate``, ``test`` or ``predict``; the model x [D] is ``server.vector``."""
+        return self._evaluated if self._evaluated is not None else self.run.server
 
     @property
     def store(self) -> ClientStore:
@@ -96,74 +83,3 @@ class LightningFacade:
     def current_round(self) -> int:
         """Number of completed rounds."""
         return self._run.progress.round if self._run is not None else 0
-
-    # -- lightning.Trainer --------------------------------------------------------------------------------------------
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the run ends after the current round; may be set."""
-        return self._run is not None and self._run.stop_request.should_stop
-
-    @should_stop.setter
-    def should_stop(self, value: bool) -> None:
-        self.run.stop_request.should_stop = value
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.fabric.device
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is the process that writes files (rank 0)."""
-        return bool(self.fabric.is_global_zero)
-
-    @property
-    def global_rank(self) -> int:
-        """Rank of this process, from 0."""
-        return self.fabric.global_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.fabric.world_size
-
-    @property
-    def strategy(self) -> Any:
-        """Fabric's strategy."""
-        return self.fabric.strategy
-
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def current_epoch(self) -> int:
-        """Number of completed rounds, since to a LightningModule a round is an epoch."""
-        return self.current_round
-
-    @property
-    def global_step(self) -> int:
-        """Number of completed rounds, since metrics are logged per round."""
-        return self.current_round
-
-    @property
-    def max_rounds(self) -> int:
-        """The last round; settings are made by the constructor and cannot be changed."""
-        return self._settings.max_rounds
-
-    @property
-    def seed(self) -> int:
-        """The seed of all draws of the training."""
-        return self._settings.seed
-
-    @property
-    def max_epochs(self) -> int:
-        """``max_rounds``, under the name that a LightningModule knows."""
-        return self.max_rounds
-
-    @property
-    def progress_bar_callback(self) -> None:
-        """Always None; ``LightningModule.print`` asks for it."""
-        return

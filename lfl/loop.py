@@ -38,25 +38,43 @@ class FederatedLoop:
         stopping = any(run.processes.gather(run.stop_request.should_stop))
         first = run.progress.round + 1
         while run.progress.round < run.max_rounds and not stopping:
-            # To a LightningModule a round is an epoch; what its hooks log belongs to the round.
+            # To a LightningModule a round is an epoch; what hooks log belongs to the round.
+            run.progress.is_in_round = True
             logged = run.call_hook("on_train_epoch_start")
             round = self.run_round(run.progress.round + 1)
-            # In the hook `current_epoch` is still the round's, as in Lightning; then the round is done.
             logged |= run.call_hook("on_train_epoch_end")
             run.model.reset_metrics()
             run.progress.round = round.number
+            run.progress.is_in_round = False
             metrics = {name: float(value) for name, value in {**logged, **round.metrics}.items()}
             # Before the checkpoint, which holds the rates of the next round.
             # A round without updates trains nobody, and so lacks what training logs.
             run.rates.step(round.number, metrics, bool(round.num_reported) and run.is_evaluation_due(round.number))
             if round.number == first:
                 run.try_checkpoint()
-            self._write(round.number, metrics)
-            # A signal may reach the processes in different rounds. Whether this round is the last was decided by its
-            # sums, which are the same on all of them; with one process there is nobody to agree with.
-            stopping = run.stop_request.should_stop if run.processes.count == 1 else round.totals.num_stopping > 0
+            self._log(round.number, metrics)
+            # In hooks `current_epoch` is the round's still, as in Lightning; now they are all done.
+            run.lightning.end_round(run.is_evaluation_due(round.number))
+            run.progress.epoch = round.number
+            self._checkpoint(round.number, metrics)
+            stopping = self._is_stopping(round)
         if run.checkpointing is not None:
             self._save(run.checkpointing.due_at_end(run.progress.round))
+        self._raise_unlogged()
+
+    def _is_stopping(self, round: Round) -> bool:
+        """Whether the run ends after a finished round; the same on all processes."""
+        run = self.run
+        if run.processes.count == 1:
+            return run.stop_request.should_stop
+        # A signal may reach the processes in different rounds, so that the round's sums decide. Callbacks that saw the
+        # finished round may decide later than those met.
+        if run.lightning.watch:
+            return any(run.processes.gather(run.stop_request.should_stop))
+        return round.totals.num_stopping > 0
+
+    def _raise_unlogged(self) -> None:
+        run = self.run
         if (error := self._unlogged) is not None:
             path = run.folder / "checkpoints" / "last.ckpt"
             saved = f" Round {run.progress.round} is in {path}: go on with `--ckpt_path last`."
@@ -338,21 +356,29 @@ class FederatedLoop:
                 round.log(f"sim/{name}", progress.simulated_seconds[name])
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
+        run.lightning.publish(round.metrics)
 
-    def _write(self, round_number: int, metrics: dict[str, float]) -> None:
-        """Log a round and then write the checkpoints that are due."""
+    def _log(self, round_number: int, metrics: dict[str, float]) -> None:
+        """Log a finished round."""
         run = self.run
         # Logged before the checkpoint: a resumed run copies the rows of all rounds up to its checkpoint's, and a run
         # that is killed between the two must not lack one.
-        for logger in run.loggers if run.processes.is_first else ():
+        run.lightning.publish(metrics)
+        for logger in run.loggers if run.processes.is_first and run.is_logging_due(round_number) else ():
             try:
                 logger.log_metrics(metrics, step=round_number)
+                logger.save()
             except OSError as error:
                 # What memory holds is worth a checkpoint, perhaps on another disk than the log: stop as for a signal.
                 self._unlogged = self._unlogged or error
                 run.stop()
         run.summary.update(round_number, metrics, run.directions)
         run.display.round_done(round_number, metrics)
+
+    def _checkpoint(self, round_number: int, metrics: dict[str, float]) -> None:
+        """Write the checkpoints that are due after a round, and those that were asked for in it."""
+        run = self.run
+        run.save_wanted()
         if run.checkpointing is not None:
             is_final = round_number == run.max_rounds
             self._save(run.checkpointing.due_after(round_number, metrics, is_final, run.directions))
@@ -360,7 +386,7 @@ class FederatedLoop:
     def _save(self, names: list[str]) -> None:
         try:
             for name in names:
-                self.run.save(name)
+                self.run.save(self.run.folder / "checkpoints" / name)
         except OSError as error:
             if self._unlogged is None:
                 raise

@@ -2,6 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,17 +47,25 @@ class UniformParticipation(Participation):
     """Clients drawn uniformly without replacement.
 
     Args:
-        clients_per_round: a whole number of clients, or a fraction of all as a float in (0, 1].
+        clients_per_round: a whole number of clients, or a fraction of all as a float in (0, 1]; auto for ten, or all
+            where there are fewer.
         rounds_per_draw: rounds for which the drawn clients stay.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
-    def __init__(self, clients_per_round: int | float = 10, rounds_per_draw: PositiveInt = 1) -> None:
+    def __init__(
+        self, clients_per_round: int | float | Literal["auto"] = "auto", rounds_per_draw: PositiveInt = 1
+    ) -> None:
+        if clients_per_round != "auto":
+            check_number("UniformParticipation", "clients_per_round", clients_per_round)
         if isinstance(clients_per_round, float) and not 0 < clients_per_round <= 1:
             raise ValueError(
                 f"`clients_per_round={clients_per_round}` is a fraction of all clients and must be in (0, 1]; "
                 "give a whole number, without a point, for a number of clients."
             )
-        if clients_per_round < 1 and isinstance(clients_per_round, int):
+        if isinstance(clients_per_round, int) and clients_per_round < 1:
             raise ValueError(f"`clients_per_round={clients_per_round}` must be at least 1.")
         check_number("UniformParticipation", "rounds_per_draw", rounds_per_draw, least=1, whole=True)
         self.clients_per_round = clients_per_round
@@ -76,14 +85,19 @@ class UniformParticipation(Participation):
 
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
-        count = self.clients_per_round
-        if isinstance(count, float):
-            count = max(1, round(count * num_clients))
+        count = self._count(num_clients)
         draw = (round_number - 1) // self.rounds_per_draw
         draws = np.random.default_rng(derive_seed(seed, "participation", int(draw) + 1))
         # numpy, as torch.randperm would need time and memory for all N: this is O(count), also for 1e6 clients.
         chosen = draws.choice(num_clients, count, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen))
+
+    def _count(self, num_clients: int) -> int:
+        if self.clients_per_round == "auto":
+            return min(10, num_clients)
+        if isinstance(self.clients_per_round, float):
+            return max(1, round(self.clients_per_round * num_clients))
+        return self.clients_per_round
 
 
 class FullParticipation(Participation):

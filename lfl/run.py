@@ -21,6 +21,7 @@ from lfl.engine import LocalEngine, LocalTraining
 from lfl.engine.fine_tuning import EngineFineTuner
 from lfl.federation import Federation, FineTuner
 from lfl.generators import HostGenerators
+from lfl.lightning_callbacks import LightningCallbacks
 from lfl.reporting.progress import ProgressDisplay
 from lfl.reporting.summary import RunSummary
 from lfl.storage.checkpoint_file import save_atomically
@@ -44,11 +45,15 @@ class Progress:
 
     Attributes:
         round: number of the last finished round; 0 before the first.
+        epoch: the same, as Lightning counts: a finished round counts when all hooks of its end have been called.
+        is_in_round: whether a round is under way.
         refused: number of updates, in all rounds so far, that were not finite.
         simulated_seconds: seconds of the simulated system in all rounds so far, by name.
     """
 
     round: int = 0
+    epoch: int = 0
+    is_in_round: bool = False
     refused: int = 0
     simulated_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -58,7 +63,7 @@ class Progress:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        self.round = state_dict["round"]
+        self.round = self.epoch = state_dict["round"]
         self.refused = state_dict["refused"]
         self.simulated_seconds = dict(state_dict["simulated_seconds"])
 
@@ -77,14 +82,17 @@ class Run(Federation):
         generators: those that the module's hooks draw from.
         on_nonfinite: what to do with updates that are not finite: stop the run, or skip them.
         check_val_every_n_rounds: number of rounds between evaluations.
+        log_every_n_steps: number of rounds between rows in the logs.
         val_dataloaders: the validation data; None if the module has no validation step.
         checkpointing: decides when checkpoints are written; None for never.
         loggers: where metrics are logged.
         display: shows the progress to the user.
+        lightning: calls Lightning's hooks of the callbacks.
         folder: the run's own folder.
         description: the settings that the run's numbers depend on (except for rounding), in plain values.
         progress: how far the run has come.
         summary: the best and last values of all metrics.
+        hyper_parameters: those of module and data, as Lightning saves them.
     """
 
     callbacks: list[FederatedCallback]
@@ -93,16 +101,20 @@ class Run(Federation):
     generators: HostGenerators
     on_nonfinite: Literal["stop", "skip"]
     check_val_every_n_rounds: int
+    log_every_n_steps: int
     val_dataloaders: Any
     checkpointing: Checkpointing | None
     loggers: list[Logger]
     display: ProgressDisplay
+    lightning: LightningCallbacks
     folder: Path
     description: dict[str, Any]
     progress: Progress = field(default_factory=Progress)
     summary: RunSummary = field(default_factory=RunSummary)
-    # The snapshot of the store that each checkpoint file refers to: tag by file name.
-    _live_tags: dict[str, str] = field(default_factory=dict)
+    hyper_parameters: dict[str, Any] = field(default_factory=dict)
+    # The snapshot of the store that each checkpoint file refers to: tag by file.
+    _live_tags: dict[Path, str] = field(default_factory=dict)
+    _wanted: dict[Path, bool] = field(default_factory=dict)  # checkpoints to write when the round is finished
 
     @property
     def engine(self) -> LocalEngine:
@@ -138,10 +150,14 @@ class Run(Federation):
         self.model.load(self.server.vector, self.server.buffers, self.server.counters)
 
     def call_hook(self, name: str) -> dict[str, Tensor]:
-        """Call a hook of the module on the server's model; returns what it logs."""
+        """Call a hook of the callbacks and the module on the server's model; returns what they log."""
         self.load_server_model()
         self.generators.seed(self.seed, name, self.progress.round)
-        logged = self.model.call_hook(name)
+        with self.model.recording() as recorder:
+            recorder.start()
+            self.lightning.call(name)
+            getattr(self.model.module, name)()
+            logged = dict(recorder.values)
         # What the hook has changed is the server's.
         self.model.reclaim(self.server.vector)
         self.server.buffers = self.model.flat_buffers()
@@ -158,6 +174,10 @@ class Run(Federation):
             return False
         return round_number % self.check_val_every_n_rounds == 0 or round_number == self.max_rounds
 
+    def is_logging_due(self, round_number: int) -> bool:
+        """Whether a round is logged; evaluated rounds are, always."""
+        return round_number % self.log_every_n_steps == 0 or self.is_evaluation_due(round_number)
+
     @property
     def headline(self) -> str:
         """The run in one line: algorithm, number of clients, size of the model, engine, device and folder."""
@@ -168,6 +188,11 @@ class Run(Federation):
             f"{' + '.join(algorithms + observers)}: {self.num_clients} clients, D = {self.layout.dim:,}, "
             f"{self.engine.name} engine{cohort}, {self.device}; run folder {self.folder}"
         )
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round is under way, so that the state is not one to go on from."""
+        return self.progress.is_in_round
 
     @property
     def engine_choice(self) -> dict[str, Any]:
@@ -185,6 +210,7 @@ class Run(Federation):
             "module_state": self.module_state,
             "callbacks": _Algorithms(self.callbacks),
             "observers": _Observers(self.callbacks),
+            "lightning": self.lightning,
             "ledger": self.ledger,
             "learning_rates": self.rates,
             "summary": self.summary,
@@ -198,7 +224,6 @@ class Run(Federation):
         Args:
             tag: name of the snapshot of the client rows, which lives until ``store.release(tag)``.
         """
-        module = self.model.module
         return {
             **{name: part.state_dict() for name, part in self.stateful.items()},
             "store": self.processes.gather(self.store.snapshot(tag)),
@@ -206,11 +231,24 @@ class Run(Federation):
             "engine": self.engine_choice,
             # What follows serves people who read a checkpoint, Lightning's classes and `lfl test`. A resumed run takes
             # the parameters that are not trained from `state_dict`: the server has the others only.
+            **self.weights(),
+        }
+
+    def weights(self) -> dict[str, Any]:
+        """What ``load_from_checkpoint`` and evaluation need: the server's model and hyper-parameters."""
+        module = self.model.module
+        state = {
             "round": self.progress.round,
+            "epoch": self.progress.epoch,
+            "global_step": self.progress.round,
             "state_dict": {name: _copied(value) for name, value in self.server_state_dict().items()},
             "model_class": f"{type(module).__module__}.{type(module).__qualname__}",
             "pytorch-lightning_version": lightning.__version__,
+            **self.hyper_parameters,
         }
+        self.lightning.call("on_save_checkpoint", state)
+        module.on_save_checkpoint(state)
+        return state
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Continue from the state of a run with the same settings; every process must call it.
@@ -239,22 +277,55 @@ class Run(Federation):
         for logger in self.loggers:
             if hasattr(logger, "continue_from"):
                 logger.continue_from(folder, self.progress.round)
+        self.lightning.call("on_load_checkpoint", state)
+        self.model.module.on_load_checkpoint(state)
 
-    def save(self, name: str) -> None:
-        """Write the checkpoint ``name`` into the run's folder; every process must call it."""
+    def want(self, path: Path, weights_only: bool) -> None:
+        """Write a checkpoint to ``path``: now, or at the end of the round where one is under way.
+
+        Every process must call it. The middle of a round is no place to go on from.
+
+        Args:
+            path: the file.
+            weights_only: leave out what resuming needs.
+        """
+        self._wanted[path] = weights_only
+        if not self.is_in_round:
+            self.save_wanted()
+
+    def save_wanted(self) -> None:
+        """Write the checkpoints that were asked for in this round; every process must call it."""
+        while self._wanted:
+            path, weights_only = self._wanted.popitem()
+            if weights_only:
+                self._write({**self.weights(), "weights_only": True}, path)
+            else:
+                self.save(path)
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint to ``path``; every process must call it."""
         # The order matters: a process that is killed at any point must leave a checkpoint whose client rows are still
         # in the row files. The new snapshot keeps its rows, then the new file replaces the old one, and only then may
         # the rows of the old snapshot be overwritten. The barrier tells the other processes that it is replaced.
-        tag = f"{name}@{self.progress.round}"
+        is_inside = path.parent == self.folder / "checkpoints"
+        tag = f"{path.name if is_inside else path.resolve()}@{self.progress.round}"
         state = self.state_dict(tag)
+        if not is_inside:
+            state["folder"] = str(self.folder.resolve())  # where the client rows are
+        self._write(state, path)
+        if path in self._live_tags:
+            self.store.release(self._live_tags.pop(path))
+        self._live_tags[path] = tag
+        # Lightning's ModelCheckpoint removes files that are no longer among the best.
+        for gone in self.processes.ask_first(lambda: [path for path in self._live_tags if not path.exists()]):
+            self.store.release(self._live_tags.pop(gone))
+
+    def _write(self, state: dict[str, Any], path: Path) -> None:
         for where, part in self._named_parts(state):
             to_plain(part, where)
         if self.processes.is_first:
-            save_atomically(state, self.folder / "checkpoints" / name)
+            save_atomically(state, path)
         self.processes.barrier()
-        if name in self._live_tags:
-            self.store.release(self._live_tags[name])
-        self._live_tags[name] = tag
 
     def try_checkpoint(self, is_begun: bool = True) -> None:
         """Check that a checkpoint could be written now; every process must call it. Nothing is written.

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lfl.aggregation import Aggregator
 from lfl.arguments import check_choice, check_number
 from lfl.checkpointing import Checkpointing
+from lfl.client.evaluation import Limit
 from lfl.client.work import LocalPhase, LocalWork
 from lfl.federation import BufferPolicy
 from lfl.participation import Participation
@@ -58,6 +59,9 @@ class Settings:
     buffer_policy: BufferPolicy
     on_nonfinite: Literal["stop", "skip"]
     check_val_every_n_rounds: int
+    log_every_n_steps: int
+    limit_val_batches: Limit
+    limit_test_batches: Limit
     checkpointing: Checkpointing | None
 
     def __post_init__(self) -> None:
@@ -70,11 +74,20 @@ class Settings:
                 )
         for name, allowed in _CHOICES.items():
             check_choice("", _TRAINER_NAMES.get(name, name), getattr(self, name), allowed)
-        counts = {"cohort_size": self.cohort_size, "check_val_every_n_rounds": self.check_val_every_n_rounds}
+        names = ("cohort_size", "check_val_every_n_rounds", "log_every_n_steps")
+        counts = {name: getattr(self, name) for name in names}
         for name, count in counts.items():
             if count is not None:
                 check_number("", name, count, least=1, whole=True)
         check_number("", "max_rounds", self.max_rounds, least=0, whole=True)
+        for name in ("limit_val_batches", "limit_test_batches"):
+            _check_limit(name, getattr(self, name))
+
+
+def _check_limit(name: str, limit: Limit) -> None:
+    check_number("", name, limit, least=0)
+    if isinstance(limit, float) and limit > 1:
+        raise ValueError(f"`{name}={limit}` must be a share from 0.0 to 1.0, or a whole number of batches.")
 
 
 def local_work(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.fabric import Fabric
+from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim import Optimizer
 
 from lfl.aggregation import Aggregator, MeanAggregator
-from lfl.arguments import fresh_default, lazy_default
+from lfl.arguments import check_number, fresh_default, lazy_default
 from lfl.building import RunBuilder
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
@@ -23,9 +25,11 @@ from lfl.client.evaluation import Evaluator, Stage
 from lfl.client.foresee import layout_of
 from lfl.client.model import ClientModel
 from lfl.client.work import LocalPhase
+from lfl.coming_from_lightning import says_what_to_use
 from lfl.data.base import FederatedData
-from lfl.facade import LightningFacade
 from lfl.generators import HostGenerators
+from lfl.lightning_callbacks import LightningCallbacks, check_callback, prepare
+from lfl.lightning_facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
 from lfl.participation import Participation, UniformParticipation
@@ -36,7 +40,15 @@ from lfl.reporting.progress import ProgressDisplay
 from lfl.reporting.summary import metrics_table
 from lfl.run import Run
 from lfl.settings import Settings, local_work
-from lfl.storage.checkpoint_file import CheckpointError, check_writable, find_last, load_checkpoint, new_run_folder
+from lfl.storage.checkpoint_file import (
+    CheckpointError,
+    check_writable,
+    find_newest,
+    load_checkpoint,
+    load_resumable,
+    new_run_folder,
+    run_folder_of,
+)
 from lfl.storage.fingerprint import check_resumable
 from lfl.system import System
 
@@ -51,7 +63,7 @@ class FederatedTrainer(LightningFacade):
         strategy: how several processes work together, as in Lightning (ddp); auto for one device.
         precision: 32-true, 64-true, or bf16-mixed.
         max_rounds: total number of rounds, including those before a checkpoint that is resumed.
-        participation: chooses the clients of each round.
+        participation: chooses the clients of each round; by default ten, or all where there are fewer.
         local_epochs: passes of a client over its data in a round; 1 if local_steps is not given.
         local_steps: optimizer steps of a client in a round, instead of local_epochs.
         local_phases: phases that each train some parameters and freeze the rest; replace local_epochs and local_steps.
@@ -72,7 +84,13 @@ class FederatedTrainer(LightningFacade):
         gradient_clip_algorithm: clip the norm of the gradient, or each value.
         on_nonfinite: if a client's update has NaN or inf, stop the run, or skip and count the update.
         check_val_every_n_rounds: number of rounds between evaluations; the last round is always evaluated.
-        callbacks: the algorithm, a stack of FederatedCallbacks; the first one is nearest to the gradient.
+        log_every_n_steps: number of rounds between rows in the logs; evaluated rounds are always logged.
+        limit_val_batches: at most so many batches of validation, or such a share of them (a float up to 1.0).
+        limit_test_batches: the same for testing.
+        fast_dev_run: try everything out: one round of one local step (or so many), with as many batches of validation
+            and testing, without loggers and checkpoints.
+        callbacks: the algorithm, a stack of FederatedCallbacks (the first one is nearest to the gradient), and
+            Lightning's callbacks, to which a round is an epoch.
         logger: loggers in addition to the CSV files; false for none, and no CSV files.
         checkpoint: decides when checkpoints are written; none for never.
         default_root_dir: folder in which each run makes a new folder.
@@ -80,6 +98,7 @@ class FederatedTrainer(LightningFacade):
         seed: seed of all random draws but the partition (data.seed); on the command line, use seed_everything.
     """
 
+    @says_what_to_use
     def __init__(
         self,
         *,
@@ -89,7 +108,7 @@ class FederatedTrainer(LightningFacade):
         strategy: str = "auto",
         precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true",
         max_rounds: NonNegativeInt = 100,
-        participation: Participation = lazy_default(UniformParticipation, clients_per_round=10),
+        participation: Participation = lazy_default(UniformParticipation),
         local_epochs: PositiveInt | None = None,
         local_steps: PositiveInt | None = None,
         local_phases: list[LocalPhase] | None = None,
@@ -108,15 +127,23 @@ class FederatedTrainer(LightningFacade):
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         on_nonfinite: Literal["stop", "skip"] = "stop",
         check_val_every_n_rounds: PositiveInt = 1,
-        callbacks: list[FederatedCallback] | FederatedCallback | None = None,
+        log_every_n_steps: PositiveInt = 1,
+        limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        fast_dev_run: bool | int = False,
+        callbacks: list[Callback] | Callback | None = None,
         logger: Logger | list[Logger] | bool = True,
         checkpoint: Checkpointing | None = lazy_default(Checkpointing),
         default_root_dir: str = "runs",
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,
     ) -> None:
+        if fast_dev_run:
+            check_number("", "fast_dev_run", int(fast_dev_run), least=1, whole=True)
+            max_rounds, logger, checkpoint = 1, False, None
+            limit_val_batches = limit_test_batches = int(fast_dev_run)
         # These start processes by calling a function; the processes of a run are started anew with the whole script.
-        if "spawn" in strategy or "fork" in strategy:
+        if "spawn" in strategy or "fork" in strategy or "notebook" in strategy:
             raise ValueError(f"`strategy={strategy}` starts processes from a function; use `ddp`, or torchrun.")
         self._settings = Settings(
             seed=seed,
@@ -125,7 +152,7 @@ class FederatedTrainer(LightningFacade):
             participation=fresh_default(participation),
             work=local_work(
                 local_epochs, local_steps, local_phases, gradient_clip_val, gradient_clip_algorithm, local_sampling
-            ),
+            ).at_most(int(fast_dev_run)),
             engine=engine,
             cohort_size=cohort_size,
             trace_steps=trace_steps,
@@ -136,14 +163,24 @@ class FederatedTrainer(LightningFacade):
             buffer_policy=buffers,
             on_nonfinite=on_nonfinite,
             check_val_every_n_rounds=check_val_every_n_rounds,
+            log_every_n_steps=log_every_n_steps,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
             checkpointing=fresh_default(checkpoint),
         )
         self._settings.participation.system = system
-        # The command line adds Lightning's config saver, which is not a FederatedCallback: only its `setup` is called.
-        self.callbacks = _as_list(callbacks)
+        self.fast_dev_run = fast_dev_run
+        self.num_nodes = num_nodes
+        self._own_callbacks = _as_list(callbacks)
+        self.callbacks = list(self._own_callbacks)  # and those of the module, from its first call on
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
+        if isinstance(self.fabric.strategy.launcher, _MultiProcessingLauncher):  # Fabric's choice in a notebook
+            raise ValueError(
+                f"`devices={devices}` in a notebook: processes start with the whole script, so put it into a file, or "
+                "use `devices=1`, whose clients are trained together anyway."
+            )
         self.default_root_dir = Path(default_root_dir)
         self.log_dir = ""  # the folder of the newest run or evaluation
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
@@ -156,30 +193,36 @@ class FederatedTrainer(LightningFacade):
 
     # -- Lightning's entry points -----------------------------------------------------------------------------------
 
-    def fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None) -> None:
+    def fit(
+        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
+    ) -> dict[str, float]:
         """Run the full federated optimization.
 
         Args:
             model: any LightningModule with automatic optimization.
             datamodule: a FederatedDataModule.
-            ckpt_path: checkpoint to resume, or "last" for the newest one in default_root_dir.
+            ckpt_path: checkpoint to resume; "last" or "best" for the newest one in default_root_dir.
+
+        Returns:
+            The last value of each metric.
 
         Raises:
             KeyboardInterrupt: SIGINT stopped the run after a round, with a checkpoint.
             SystemExit: SIGTERM stopped the run after a round, with a checkpoint.
         """
-        # What users draw afterwards does not depend on the run, nor the run on what they drew before.
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+        with self._calling(TrainerFn.FITTING, model, datamodule):
             signal = self._fit(model, datamodule, ckpt_path)
+        self._status = TrainerStatus.INTERRUPTED if signal else TrainerStatus.FINISHED
         raise_signal_again(signal)
+        return {name: float(value) for name, value in self.callback_metrics.items()}
 
     def _fit(self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None) -> int:
         """Run the rounds; returns the number of the signal that stopped the run, 0 if none did."""
-        self._run = None  # if this run is refused, `trainer.run` is not the one before it
+        self._run = self._evaluated = None  # if this run is refused, `trainer.run` is not the one before it
         path = self._resolve(ckpt_path)
-        saved = load_checkpoint(path) if path is not None else None
-        client_model, data = self._prepare(model, datamodule, "fit")
-        builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes)
+        saved = load_resumable(path) if path is not None else None
+        client_model, data, lightning = self._prepare(model, datamodule, "fit")
+        builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes, lightning)
         builder.check()
         training = builder.training(saved["engine"] if saved is not None else {})
         if saved is not None and path is not None:
@@ -187,17 +230,14 @@ class FederatedTrainer(LightningFacade):
         # Everything that could be refused has been checked: a refused run leaves no folder.
         folder = self._open_folder(data)
         run = self._run = builder.build(training, folder, self.loggers, self.display)
-        for callback in self.callbacks:
-            callback.setup(self, model, stage="fit")  # type: ignore[arg-type]
+        self._set_up_callbacks(lightning, folder, "fit")
         # First `on_run_start`, where callbacks make their state and declare slots, then the state of the checkpoint.
         for federated in run.callbacks:
             with run.store.claimed_by(federated):
                 federated.on_run_start(run)
         if saved is not None and path is not None:
-            run.load_state_dict(saved, path.resolve().parent.parent)
-        run.load_server_model()  # hooks see the server's model
-        for callback in run.callbacks:
-            callback.on_fit_start(self, model)  # type: ignore[arg-type]
+            run.load_state_dict(saved, run_folder_of(path, saved))
+        self._log_configuration(builder.configuration, model)
         run.call_hook("on_fit_start")
         run.call_hook("on_train_start")
         run.try_checkpoint(is_begun=False)
@@ -207,56 +247,81 @@ class FederatedTrainer(LightningFacade):
         # To a copy: the user may train the module on, and x stays the server's.
         client_model.load(run.server.vector.clone(), run.server.buffers, run.server.counters)
         for hook in ("on_train_end", "on_fit_end"):
+            lightning.call(hook)
             client_model.call_hook(hook)
-        for callback in run.callbacks:
-            callback.on_fit_end(self, model)  # type: ignore[arg-type]
+        self._tear_down(lightning, model, "fit")
         return signal
 
     def validate(
-        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
+        self,
+        model: LightningModule | None = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[str, float]:
         """Evaluate the server's model on the validation set.
 
         Args:
-            model: the module.
-            datamodule: its data.
-            ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
+            model: the module; by default that of the last call.
+            datamodule: its data; by default that of the last call.
+            ckpt_path: checkpoint; "last" or "best" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
-            return self._evaluate_once(model, datamodule, ckpt_path, "validate")[0]
+        return self._evaluate_once(model, datamodule, ckpt_path, TrainerFn.VALIDATING)[0]
 
     def test(
-        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
+        self,
+        model: LightningModule | None = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[str, float]:
         """Evaluate the server's model on the test set.
 
         Args:
-            model: the module.
-            datamodule: its data.
-            ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
+            model: the module; by default that of the last call.
+            datamodule: its data; by default that of the last call.
+            ckpt_path: checkpoint; "last" or "best" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
-            return self._evaluate_once(model, datamodule, ckpt_path, "test")[0]
+        return self._evaluate_once(model, datamodule, ckpt_path, TrainerFn.TESTING)[0]
 
     def predict(
-        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None = None
+        self,
+        model: LightningModule | None = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
     ) -> list[Any]:
         """Run the server's model on the prediction set, and write predictions.pt into a new run folder.
 
         Args:
-            model: the module.
-            datamodule: its data.
-            ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
+            model: the module; by default that of the last call.
+            datamodule: its data; by default that of the last call.
+            ckpt_path: checkpoint; "last" or "best" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
-            _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
-            suffix = f".rank{self.global_rank}" if self.world_size > 1 else ""
-            path = Path(self.log_dir) / f"predictions{suffix}.pt"
-            torch.save(outputs, path)
+        _, outputs = self._evaluate_once(model, datamodule, ckpt_path, TrainerFn.PREDICTING)
+        suffix = f".rank{self.global_rank}" if self.world_size > 1 else ""
+        path = Path(self.log_dir) / f"predictions{suffix}.pt"
+        torch.save(outputs, path)
         self.display.message(f"Predictions: {path}")
         return outputs
 
     # -- what both need -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _calling(self, function: TrainerFn, model: LightningModule, datamodule: LightningDataModule) -> Iterator[None]:
+        """What surrounds each call: what users draw afterwards does not depend on it, nor it on what they drew."""
+        self._function, self._status, self._lightning = function, TrainerStatus.RUNNING, None
+        try:
+            with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+                yield
+            self._status = TrainerStatus.FINISHED
+        except BaseException as error:
+            self._status = TrainerStatus.INTERRUPTED
+            self._tell_of(error)
+            raise
+        finally:
+            datamodule.teardown(function.value)
+
+    def _tell_of(self, error: BaseException) -> None:
+        if self._lightning is not None:
+            self._lightning.call("on_exception", error)
 
     @property
     def stack(self) -> list[FederatedCallback]:
@@ -265,7 +330,7 @@ class FederatedTrainer(LightningFacade):
 
     def _prepare(
         self, model: LightningModule, datamodule: LightningDataModule, stage: str
-    ) -> tuple[ClientModel, FederatedData]:
+    ) -> tuple[ClientModel, FederatedData, LightningCallbacks]:
         """Start the processes, check the arguments, and put data and model on the device."""
         check_writable(self.default_root_dir)
         if self.world_size > 1 and not self._are_launched:
@@ -284,14 +349,32 @@ class FederatedTrainer(LightningFacade):
         with self.fabric.rank_zero_first():
             datamodule.prepare_data()
         datamodule.setup(stage)
+        self._module, self._datamodule = model, datamodule
         model.trainer = self  # type: ignore[assignment]
+        self.callbacks = _with_those_of(model, self._own_callbacks)
+        self._lightning = LightningCallbacks(self, model, self.callbacks)
         model.setup(stage)
         model.configure_model()
         module = self.fabric.strategy.precision.convert_module(model)
         self.fabric.to_device(module)
         datamodule.place(self.device, torch.float64 if self._settings.precision == "64-true" else torch.float32)
         # Outside of `fit` no parameter is trained, and none will be.
-        return self._client_model(model, self.max_rounds if stage == "fit" else 0), datamodule
+        return self._client_model(model, self.max_rounds if stage == "fit" else 0), datamodule, self._lightning
+
+    def _set_up_callbacks(self, lightning: LightningCallbacks, folder: Path, stage: str) -> None:
+        for callback in self.callbacks:
+            prepare(callback, folder)
+        lightning.call("setup", stage)
+
+    def _tear_down(self, lightning: LightningCallbacks, model: LightningModule, stage: str) -> None:
+        lightning.call("teardown", stage)
+        model.teardown(stage)
+
+    def _log_configuration(self, configuration: dict[str, Any], model: LightningModule) -> None:
+        for logger in self.loggers if self.is_global_zero else ():
+            logger.log_hyperparams(configuration)
+            logger.log_graph(model)
+            logger.save()
 
     def _client_model(self, model: LightningModule, rounds: int) -> ClientModel:
         terms = [c for c in self.stack if overrides(c, "client_loss")]
@@ -313,15 +396,21 @@ class FederatedTrainer(LightningFacade):
         if self.is_global_zero and partition is not None:
             partition.save(folder / "partition.pt")
         self.loggers = [logger for logger in self.loggers if logger is not self._csv_logger]
+        for logger in self.loggers:
+            if hasattr(logger, "use_folder"):
+                logger.use_folder(folder)
         if self._writes_csv:
             self._csv_logger = CSVLogger(folder)
-            self.loggers.insert(0, self._csv_logger)
+            self.loggers.append(self._csv_logger)  # after the user's, whose first is `self.logger` of the module
         return folder
 
     def _resolve(self, ckpt_path: str | None) -> Path | None:
-        if ckpt_path is None:
-            return None
-        return find_last(self.default_root_dir) if ckpt_path == "last" else Path(ckpt_path)
+        """The file that ``ckpt_path`` names; a ModelCheckpoint of this trainer knows the best of its own run."""
+        self.ckpt_path = ckpt_path
+        if ckpt_path in ("last", "best"):
+            own = getattr(self.checkpoint_callback, "best_model_path", "") if ckpt_path == "best" else ""
+            self.ckpt_path = own or str(find_newest(self.default_root_dir, ckpt_path))
+        return None if self.ckpt_path is None else Path(self.ckpt_path)
 
     def _how_to_go_on(self) -> str:
         """A sentence for errors: where the last checkpoint is."""
@@ -358,37 +447,66 @@ class FederatedTrainer(LightningFacade):
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def _evaluate_once(
-        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: str | None, stage: Stage
+        self,
+        model: LightningModule | None,
+        datamodule: LightningDataModule | None,
+        ckpt_path: str | None,
+        function: TrainerFn,
     ) -> tuple[dict[str, float], list[Any]]:
         """Run the steps of a stage once, in a new run folder; returns metrics and outputs."""
-        path = self._resolve(ckpt_path)
-        state = load_checkpoint(path) if path is not None else None
-        client_model, data = self._prepare(model, datamodule, stage)
-        evaluator = Evaluator(client_model, self._processes, self._settings.seed)
-        if not evaluator.can(stage):
-            raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
-        if state is not None:
-            _load_weights(model, state, path)
-        self._open_folder(data)
-        for callback in self.callbacks:
-            callback.setup(self, model, stage=stage)  # type: ignore[arg-type]
-        loaders = getattr(datamodule, f"{'val' if stage == 'validate' else stage}_dataloader")()
-        metrics, outputs = evaluator.run(stage, loaders)
-        for logger in self.loggers if metrics and self.is_global_zero else []:
-            logger.log_metrics(metrics, step=state["round"] if state is not None else 0)
-            logger.finalize("success")
+        model, datamodule = model or self._module, datamodule or self._datamodule
+        if model is None or datamodule is None:
+            missing = "model" if model is None else "datamodule"
+            raise ValueError(
+                f"`{function.value}` needs a `{missing}`: there was no call before whose own it could take."
+            )
+        stage = _STAGES[function]
+        with self._calling(function, model, datamodule):
+            path = self._resolve(ckpt_path)
+            state = load_checkpoint(path) if path is not None else None
+            client_model, data, lightning = self._prepare(model, datamodule, stage)
+            evaluator = Evaluator(client_model, self._processes, self._settings.seed, lightning)
+            if not evaluator.can(stage):
+                raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
+            if state is not None:
+                _load_weights(model, state, path)
+            folder = self._open_folder(data)
+            self._set_up_callbacks(lightning, folder, stage)
+            self._evaluated = RunBuilder(
+                self._settings, self.stack, client_model, data, self._processes, lightning
+            ).server
+            loaders = self._batches("val" if stage == "validate" else stage)
+            metrics, outputs = evaluator.run(stage, loaders)
+            for logger in self.loggers if metrics and self.is_global_zero else []:
+                logger.log_metrics(metrics, step=state["round"] if state is not None else self.current_round)
+                logger.finalize("success")
+            self._tear_down(lightning, model, stage)
         if metrics:
             self.display.show(metrics_table(metrics))
         return metrics, outputs
 
 
-def _as_list(callbacks: list[FederatedCallback] | FederatedCallback | None) -> list[Callback]:
-    """The argument ``callbacks`` as a list; raises ValueError for a callback whose hooks would not be called."""
+_STAGES: dict[TrainerFn, Stage] = {
+    TrainerFn.VALIDATING: "validate",
+    TrainerFn.TESTING: "test",
+    TrainerFn.PREDICTING: "predict",
+}
+
+
+def _as_list(callbacks: list[Callback] | Callback | None) -> list[Callback]:
+    """The argument ``callbacks`` as a list; raises ValueError for callbacks that have no meaning here."""
     listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
     for callback in listed:
-        if not isinstance(callback, FederatedCallback | SaveConfigCallback):
-            raise ValueError(f"`callbacks` takes FederatedCallbacks, not {callback!r}: its hooks would not be called.")
+        check_callback(callback)
     return list(listed)
+
+
+def _with_those_of(model: LightningModule, callbacks: list[Callback]) -> list[Callback]:
+    """The callbacks, and those of the module, which replace others of their type, as in Lightning."""
+    found = model.configure_callbacks()
+    own = _as_list(list(found) if isinstance(found, Sequence) else [found])
+    kinds = {type(callback) for callback in own}
+    return [callback for callback in callbacks if type(callback) not in kinds] + own
 
 
 def _load_weights(module: LightningModule, state: dict[str, Any], path: Path | None) -> None:

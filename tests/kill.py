@@ -39,7 +39,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.cli import FederatedCLI
-from lfl.storage.checkpoint_file import find_last, load_checkpoint
+from lfl.storage.checkpoint_file import find_newest, load_checkpoint
 from lfl.storage.client_store import ClientStore
 from tools.table import Table
 
@@ -274,7 +274,7 @@ def _unfinished(root: Path) -> list[Path]:
 
 def compare(one: Path, other: Path) -> list[str]:
     """Names of what differs between the last runs in two folders."""
-    first, second = find_last(one), find_last(other)
+    first, second = find_newest(one), find_newest(other)
     found = []
     tables = [(path.parent.parent / "metrics.csv").read_bytes() for path in (first, second)]
     if tables[0] != tables[1]:

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import ONE_ROUND, Stock, batch_norm, even_data, mlp, ragged_data, train
+from worlds import ONE_ROUND, Stock, batch_norm, even_data, images, mlp, ragged_data, train
 
 from lfl.callbacks import SSF, PersonalParameters, Proximal
+from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.participation import UniformParticipation
 from lfl.subspace import DenseSubspace
 
@@ -18,6 +19,23 @@ def test_batch_hooks_that_are_not_called_are_named(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="overrides on_train_batch_end, which lfl does not call"):
         train([], tmp_path, Hooked(), max_rounds=1)
+
+
+def test_dataloaders_that_clients_never_see_are_warned_of(tmp_path: Path) -> None:
+    class Loading(Stock):
+        def train_dataloader(self) -> Any:
+            raise AssertionError
+
+    class Sampling(FederatedDataModule):
+        def train_dataloader(self) -> Any:
+            raise AssertionError
+
+    with pytest.warns(UserWarning, match=r"`Loading.train_dataloader` is never called: the data module has"):
+        train([], tmp_path, Loading(), max_rounds=1)
+    source = DatasetSource(images(), images(40, seed=1), num_classes=4)
+    data = Sampling(source, IIDPartitioner(), num_clients=8, batch_size=5)
+    with pytest.warns(UserWarning, match=r"`Sampling.train_dataloader` is for central training: .* a sampler"):
+        train([], tmp_path, mlp(), data, max_rounds=1)
 
 
 def no_optimizer() -> Stock:

@@ -122,7 +122,7 @@ def method(self: Any, *arguments: Any) -> Any:
         (["personalise"], "did you mean `personalize`"),
         (["on_agregate"], "did you mean `on_aggregate`"),
         (["on_train_batch_end"], "^`Mine.on_train_batch_end` is never called: lfl has no such hook"),
-        (["teardown"], r"^`Mine.teardown` is never called: lfl has no such hook\.$"),
+        (["on_sanity_check_end"], r"^`Mine.on_sanity_check_end` is never called: lfl has no such hook"),
         (["decode"], "^`Mine.decode` is never called, for there is no `encode` beside it"),
         (["state_dict"], "^`Mine.state_dict` is saved and never restored: .*, for there is no `load_state_dict`"),
         (["load_state_dict"], "^`Mine.load_state_dict` is given nothing, for there is no `state_dict` beside it"),

@@ -58,26 +58,36 @@ def test_everything_with_a_state_is_stateful(tmp_path: Path) -> None:
     run = fitted(tmp_path, 1).run
     values = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in NO_STATE}
     kept = {name for name, value in values.items() if hasattr(value, "state_dict")}
-    assert kept == {"progress", "server", "module_state", "ledger", "rates", "summary", "checkpointing"}
+    assert kept == {"progress", "server", "module_state", "ledger", "rates", "summary", "checkpointing", "lightning"}
     assert all(any(values[name] is part for part in run.stateful.values()) for name in kept)
     assert set(run.stateful) == kept - {"rates"} | {"learning_rates", "callbacks", "observers", "loggers"}
     assert set(run.stateful) < set(run.state_dict())
 
 
 def test_progress_round_trip() -> None:
-    progress, other = Progress(3, 2, {"time": 1.5}), Progress()
+    progress, other = Progress(3, 3, refused=2, simulated_seconds={"time": 1.5}), Progress()
     other.load_state_dict(progress.state_dict())
     assert other == progress
 
 
 def test_a_saved_checkpoint_lets_go_of_the_rows_of_the_one_before(tmp_path: Path) -> None:
     run = fitted(tmp_path, 1, client_state="memmap", checkpoint=None).run
-    run.save("mine.ckpt")
+    path = run.folder / "checkpoints" / "mine.ckpt"
+    run.save(path)
     run.progress.round = 2
-    run.save("mine.ckpt")
-    assert load_checkpoint(run.folder / "checkpoints" / "mine.ckpt")["round"] == 2
+    run.save(path)
+    assert load_checkpoint(path)["round"] == 2
     with pytest.raises(ValueError, match=r"no snapshot 'mine.ckpt@1' .* live ones: \['mine.ckpt@2'\]"):
         run.store.release("mine.ckpt@1")
+
+
+def test_rows_of_a_removed_checkpoint_are_let_go_at_the_next_one(tmp_path: Path) -> None:
+    run = fitted(tmp_path, 1, client_state="memmap", checkpoint=None).run
+    run.save(tmp_path / "a.ckpt")
+    (tmp_path / "a.ckpt").unlink()
+    run.save(tmp_path / "b.ckpt")
+    with pytest.raises(ValueError, match=r"no snapshot .* live ones: \['[^']*b.ckpt@1'\]"):
+        run.store.release(f"{tmp_path / 'a.ckpt'}@1")
 
 
 def test_when_the_server_is_evaluated(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from worlds import images, mlp, ragged_data, stock, train
 
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
@@ -126,9 +125,11 @@ def test_every_fit_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert len(trainer.loggers) == 1
 
 
-def test_callbacks_of_another_trainer_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`callbacks` takes FederatedCallbacks"):
-        FederatedTrainer(callbacks=[ModelCheckpoint()])
+def test_several_processes_in_a_notebook_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning.fabric.connector._IS_INTERACTIVE", True)
+    with pytest.raises(ValueError, match="`devices=2` in a notebook: processes start with the whole script"):
+        FederatedTrainer(accelerator="cpu", devices=2)
+    FederatedTrainer(accelerator="cpu", devices=1, enable_progress_bar=False)
 
 
 def test_spawned_processes_are_refused(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 
+from lfl.coming_from_lightning import SETTINGS
+from lfl.trainer import FederatedTrainer
+
 _EXTRAS = ("tensorboard", "wandb")
 _LIBRARIES = ("jsonargparse", "lightning", "numpy", "torch", "torchvision", *sys.stdlib_module_names)
 _PACKAGES = ("aggregation", "callbacks", "data", "loggers", "models", "participation", "subspace")
@@ -170,7 +173,10 @@ def _names(types: str) -> list[str]:
 def _unknown_argument(class_path: str, name: str) -> str:
     """Say that a class has no such argument, and which argument may be meant."""
     module, _, class_name = class_path.rpartition(".")
-    arguments = _arguments(getattr(import_module(module), class_name))
+    kind = getattr(import_module(module), class_name)
+    if kind is FederatedTrainer and name in SETTINGS:
+        return f"{class_name} has no argument `{name}`: {SETTINGS[name]}"
+    arguments = _arguments(kind)
     hint = _near(name, arguments) or _owners(name) or f"; it takes {', '.join(arguments) or 'none'}"
     return f"{class_name} has no argument `{name}`{hint}"
 
@@ -178,6 +184,8 @@ def _unknown_argument(class_path: str, name: str) -> str:
 def _near_option(name: str, options: list[str]) -> str:
     bare = name.lstrip("-")
     last = bare.rpartition(".")[2]
+    if bare == f"trainer.{last}" and last in SETTINGS:
+        return f": {SETTINGS[last]}"
     names = [option.lstrip("-") for option in options]
     near = difflib.get_close_matches(bare, names, 1, 0.7) or [path for path in names if path.endswith(f".{last}")]
     return f"; did you mean `{'--' if name.startswith('-') else ''}{near[0]}`?" if near else _owners(last)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from jsonargparse.typing import NonNegativeInt
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.fabric.utilities.seed import seed_everything
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
@@ -137,6 +138,7 @@ class FederatedCLI(LightningCLI):
         if not optimizer:
             return
         scheduler = self._get(self.config_init, "lr_scheduler")
+        self._warn_of_model_rates()
 
         def configure_optimizers(module: LightningModule) -> Any:
             built = instantiate_class((p for p in module.parameters() if p.requires_grad), optimizer)
@@ -154,6 +156,18 @@ class FederatedCLI(LightningCLI):
                 self.model.configure_optimizers()
             except (TypeError, ValueError) as error:
                 raise ValueError(f"`optimizer` or `lr_scheduler` cannot be built: {error}.") from error
+
+    def _warn_of_model_rates(self) -> None:
+        """Warn of learning rates that are given to the model, whose own optimizer the config replaces."""
+        given = getattr(self._get(self.config, "model"), "init_args", None) or {}
+        usual = inspect.signature(type(self.model).__init__).parameters
+        for name in ("lr", "learning_rate"):
+            value = given.get(name) if name in usual else None
+            if value is not None and value != usual[name].default:
+                rank_zero_warn(
+                    f"`model.{name}={value}` has no effect: `optimizer` takes the place of the model's own. Set "
+                    "`optimizer.lr`, or leave `optimizer` out."
+                )
 
 
 def run(args: list[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -20,7 +20,59 @@ from lfl.processes.group import Processes
 from lfl.processes.sums import ProcessSums
 
 Stage = Literal["validate", "test", "predict"]
+Limit = int | float
+"""At most so many batches, or such a share of them, as in Lightning."""
+
 _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+class Hooks(Protocol):
+    """What is called around the module's own hooks: the hooks of callbacks."""
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call a hook, by its name."""
+
+    def publish(self, metrics: Mapping[str, Any]) -> None:
+        """Take notice of metrics."""
+
+
+class NoHooks:
+    """No callbacks."""
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Do nothing."""
+
+    def publish(self, metrics: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+def limited(dataloaders: Any, limit: Limit) -> Any:
+    """The first batches of dataloaders.
+
+    Args:
+        dataloaders: one iterable of batches with a length, or a list of them.
+        limit: at most so many batches of each (an int), or such a share of them (a float up to 1).
+    """
+    if isinstance(dataloaders, list | tuple):
+        return [limited(loader, limit) for loader in dataloaders]
+    if isinstance(limit, float) and limit >= 1.0:
+        return dataloaders
+    count = len(dataloaders)
+    return _First(dataloaders, int(limit * count) if isinstance(limit, float) else min(limit, count))
+
+
+class _First:
+    """The first ``length`` batches of a dataloader."""
+
+    def __init__(self, loader: Iterable[Any], length: int) -> None:
+        self._loader = loader
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._loader, self._length)
 
 
 class Evaluator:
@@ -32,12 +84,18 @@ class Evaluator:
         model: the model; it is evaluated with the parameters that are bound to it at the time.
         processes: the processes of the run, which share the batches.
         seed: of what steps and hooks draw from global generators.
+        hooks: called around the module's own hooks, except by ``run_alone``.
+
+    Attributes:
+        stage: what is being run; None outside of ``run`` and ``run_alone``.
     """
 
-    def __init__(self, model: ClientModel, processes: Processes, seed: int = 0) -> None:
+    def __init__(self, model: ClientModel, processes: Processes, seed: int = 0, hooks: Hooks | None = None) -> None:
         self._model = model
         self._processes = processes
         self._seed = seed
+        self._hooks = hooks or NoHooks()
+        self.stage: Stage | None = None
         self._generators = HostGenerators(*model.module.modules())
         # One for each stage and loader: the names of logged values, which `ProcessSums` remembers, differ among them.
         self._process_sums: dict[tuple[Stage, int | None], ProcessSums] = {}
@@ -60,7 +118,7 @@ class Evaluator:
         loaders: list[Iterable[Any]] = list(dataloaders) if several else [dataloaders]
         metrics: dict[str, float] = {}
         outputs: list[Any] = []
-        with self._epoch(stage, metrics, self._processes.gather):
+        with self._epoch(stage, metrics, self._processes.gather, self._hooks):
             for index, loader in enumerate(loaders):
                 suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
                 means = self._run_loader(stage, loader, index if len(loaders) > 1 else None, outputs)
@@ -70,13 +128,14 @@ class Evaluator:
     def run_alone(self, stage: Stage, batches: Iterable[Any]) -> dict[str, float]:
         """Run a step over batches of this process alone, such as a client's own examples; returns the metrics."""
         metrics: dict[str, float] = {}
-        with self._epoch(stage, metrics, None):
-            metrics.update(_means(self._sums(stage, batches, None, [])))
+        hooks = NoHooks()
+        with self._epoch(stage, metrics, None, hooks):
+            metrics.update(_means(self._sums(stage, batches, None, [], hooks)))
         return metrics
 
     @contextmanager
     def _epoch(
-        self, stage: Stage, metrics: dict[str, float], gather: Callable[[Any], list[Any]] | None
+        self, stage: Stage, metrics: dict[str, float], gather: Callable[[Any], list[Any]] | None, hooks: Hooks
     ) -> Iterator[None]:
         """Run the module's hooks around its steps, in evaluation mode; adds what they log to ``metrics``."""
         module = self._model.module
@@ -84,21 +143,24 @@ class Evaluator:
         # Each submodule's own mode is restored, as Lightning does: frozen ones may be in evaluation mode all the time.
         modes = {submodule: submodule.training for submodule in module.modules()}
         module.eval()
+        self.stage = stage
         self._generators.seed(self._seed, stage)
         recorder = self._model.recorder
         trained, recorder.metrics = recorder.metrics, {}  # those of the training steps are not reset before their time
         try:
             with torch.no_grad(), self._model.recording():
-                self._call(f"on_{prefix}_start")
-                self._call(f"on_{prefix}_epoch_start")
+                self._call(f"on_{prefix}_start", hooks)
+                self._call(f"on_{prefix}_epoch_start", hooks)
                 yield
                 # Started anew: values that the hook logs are metrics of the whole set, not of the last batch.
                 recorder.start()
-                self._call(f"on_{prefix}_epoch_end")
+                self._call(f"on_{prefix}_epoch_end", hooks)
                 metrics.update({name: float(value) for name, value in recorder.values.items()})
                 metrics.update(self._model.compute_metrics(gather))
-                self._call(f"on_{prefix}_end")
+                hooks.publish(metrics)
+                self._call(f"on_{prefix}_end", hooks)
         finally:
+            self.stage = None
             self._model.reset_metrics()
             recorder.metrics = trained
             for submodule, was_training in modes.items():
@@ -110,9 +172,11 @@ class Evaluator:
         # With W processes, each reads all batches and takes every W-th, so that loaders need not know of processes.
         mine = itertools.islice(loader, self._processes.rank, None, self._processes.count)
         process_sums = self._process_sums.setdefault((stage, index), ProcessSums(self._processes))
-        return _means(process_sums.join(self._sums(stage, mine, index, outputs)))
+        return _means(process_sums.join(self._sums(stage, mine, index, outputs, self._hooks)))
 
-    def _sums(self, stage: Stage, batches: Iterable[Any], index: int | None, outputs: list[Any]) -> dict[str, Tensor]:
+    def _sums(
+        self, stage: Stage, batches: Iterable[Any], index: int | None, outputs: list[Any], hooks: Hooks
+    ) -> dict[str, Tensor]:
         """Run a step over batches; returns each logged value's sum over examples and their number, [2] (float64)."""
         step = getattr(self._model.module, f"{_STEPS[stage]}_step")
         recorder = self._model.recorder
@@ -124,8 +188,10 @@ class Evaluator:
             recorder.start()
             # By the batch, so that draws do not depend on which process takes it.
             self._generators.seed(self._seed, stage, index or 0, number)
+            self._call_at_batch(f"on_{_STEPS[stage]}_batch_start", hooks, batch, number, index or 0)
             with self._model.autocast():
                 output = step(*_arguments(step, batch, number, index))
+            self._call_at_batch(f"on_{_STEPS[stage]}_batch_end", hooks, output, batch, number, index or 0)
             if stage == "predict":
                 outputs.append(output)
             # As in Lightning: a value's weight is the size of the batch, unless `self.log` is given a `batch_size`.
@@ -136,9 +202,18 @@ class Evaluator:
                 sums[name] = sums[name] + row if name in sums else row
         return sums
 
-    def _call(self, hook: str) -> None:
-        if hasattr(self._model.module, hook):
-            getattr(self._model.module, hook)()
+    def _call(self, name: str, hooks: Hooks) -> None:
+        """Call a hook of the callbacks, then that of the module."""
+        hooks.call(name)
+        if hasattr(self._model.module, name):
+            getattr(self._model.module, name)()
+
+    def _call_at_batch(self, name: str, hooks: Hooks, *args: Any) -> None:
+        """The same for hooks of a batch; the module's own take the number of the loader if they like."""
+        hooks.call(name, *args)
+        if is_overridden(name, self._model.module):
+            own = getattr(self._model.module, name)
+            own(*args[: len(inspect.signature(own).parameters)])
 
 
 def _means(sums: dict[str, Tensor]) -> dict[str, float]:

@@ -22,36 +22,44 @@ class LearningRates:
         module: the model, whose ``configure_optimizers`` returns optimizer and schedulers.
 
     Attributes:
+        optimizer: that optimizer; hooks may set the rates of its groups.
+        configs: its schedulers with interval "epoch".
         description: optimizer and schedulers in plain values; compared when a run is resumed.
     """
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
-        self._optimizer, configs = build_optimizer(module)
-        self._schedulers = [config for config in configs if config.interval == "epoch"]
-        self._first = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self.optimizer, configs = build_optimizer(module)
+        self.configs = [config for config in configs if config.interval == "epoch"]
+        self._first = self._rates()
+        self._built = self._first  # as the module last built the optimizer: others have been set by hooks
         self._others = self._other_settings()  # those of the first round, which all rounds have
         self._has_warned = False
-        self._functions = [list(_functions(c.scheduler.state_dict())) for c in self._schedulers]
+        self._functions = [list(_functions(c.scheduler.state_dict())) for c in self.configs]
         self.description = {
-            "optimizer": describe_optimizer(self._optimizer),
-            "schedulers": [describe_entries(c.scheduler.state_dict()) for c in self._schedulers],
+            "optimizer": describe_optimizer(self.optimizer),
+            "schedulers": [describe_entries(c.scheduler.state_dict()) for c in self.configs],
         }
 
     def start_round(self) -> None:
         """Ask the module for its optimizer again, where hooks may have changed it and no scheduler has the rates."""
-        if not self._schedulers and may_change(self._module):
-            self._optimizer, _ = build_optimizer(self._module)
+        if self.configs or not may_change(self._module):
+            return
+        rebuilt, _ = build_optimizer(self._module)
+        rates = [float(group["lr"]) for group in rebuilt.param_groups]
+        if rates != self._built:
+            self.optimizer, self._built = rebuilt, rates
 
     @property
     def schedulers(self) -> list[str]:
         """The classes of the schedulers, in the order of their states."""
-        return [type(config.scheduler).__name__ for config in self._schedulers]
+        return [type(config.scheduler).__name__ for config in self.configs]
 
     @property
     def current(self) -> list[float] | None:
-        """The rate of each parameter group for this round; None if there is no scheduler that changes them."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._schedulers else None
+        """The rate of each parameter group for this round; None if neither a scheduler nor a hook sets them."""
+        rates = self._rates()
+        return rates if self.configs or rates != self._built else None
 
     def of_phase(self, lr: float | None) -> list[float] | None:
         """The rate of each parameter group for a phase.
@@ -68,7 +76,7 @@ class LearningRates:
     @property
     def lr(self) -> float:
         """The rate of the first parameter group, for the log."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def step(self, round_number: int, metrics: dict[str, float], was_evaluated: bool = True) -> None:
         """Step the schedulers at the end of a round.
@@ -82,8 +90,8 @@ class LearningRates:
             ValueError: the round was evaluated, and did not log the metric that a scheduler watches.
         """
         # torch warns of schedulers that step before their optimizer, and this optimizer never steps.
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        for config in self._schedulers:
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        for config in self.configs:
             # As Lightning after epochs: with a frequency of 5 the scheduler steps after rounds 5, 10, ...
             if round_number % config.frequency:
                 continue
@@ -96,26 +104,30 @@ class LearningRates:
                     f"The learning-rate scheduler watches {config.monitor!r}, which round {round_number} did not log; "
                     f"it logged: {', '.join(sorted(metrics))}."
                 )
-        use_python_numbers(self._optimizer)
+        use_python_numbers(self.optimizer)
         self._warn_of_other_settings()
 
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' states and the current rates."""
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        states = zip(self._schedulers, self._functions, strict=True)
-        return {"schedulers": [_without(known, c.scheduler.state_dict()) for c, known in states], "rates": rates}
+        states = zip(self.configs, self._functions, strict=True)
+        saved = [_without(known, config.scheduler.state_dict()) for config, known in states]
+        return {"schedulers": saved, "rates": self._rates(), "built": self._built}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        for config, saved in zip(self._schedulers, state["schedulers"], strict=True):
+        for config, saved in zip(self.configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
-        for group, rate in zip(self._optimizer.param_groups, state["rates"], strict=True):
+        for group, rate in zip(self.optimizer.param_groups, state["rates"], strict=True):
             group["lr"] = rate
+        self._built = state["built"]
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def _other_settings(self) -> list[dict[str, Any]]:
         """What the parameter groups have besides parameters and rates, such as momentum."""
         kinds = (bool, int, float, tuple)
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         return [{k: v for k, v in group.items() if k != "lr" and isinstance(v, kinds)} for group in groups]
 
     def _warn_of_other_settings(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -72,6 +72,12 @@ class LocalWork:
         for phase in self.phases:
             total = total + phase.num_steps(sizes, batch_size)
         return total
+
+    def at_most(self, steps: int) -> LocalWork:
+        """The same work with so many steps in each phase; 0 for the work as it is."""
+        if not steps:
+            return self
+        return replace(self, phases=[replace(phase, epochs=None, steps=steps) for phase in self.phases])
 
     def expected(self, sizes: Tensor, batch_size: int) -> Tensor:
         """The expected cost of each client's work [C], in examples; a step costs as much as ``batch_size`` of them."""

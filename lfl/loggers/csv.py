@@ -31,6 +31,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 class CSVLogger(Logger):
     """Writes one row per round to ``metrics.csv``, and measured times to ``timing.csv``.
 
+    What is logged of a round in several calls, one after another, is one row.
     Each row is written at once, without a buffer, so a run that is killed keeps every round that it finished. A metric
     that is logged for the first time adds a column on the right; its cells of earlier rounds are empty. Numbers are
     written such that reading them gives exactly the same numbers.
@@ -157,6 +158,7 @@ class _Table:
         self.path = path
         self.columns: dict[str, None] = {}  # in order of first appearance, without the round
         self.waiting: list[tuple[int, dict[str, float]]] = []  # rows that are not written yet
+        self._last: tuple[int, dict[str, float]] | None = None  # the row that this object has written last
         self._file: int | None = None
         self._closer: weakref.finalize[[int], _Table] | None = None
 
@@ -171,6 +173,7 @@ class _Table:
             raise write_error(error, self.path) from error
 
     def _append(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        """Append a row; or add to the last one, if it is of the same round."""
         if self._file is None:
             # An existing file is rewritten first: if its run was killed while writing, the last line has no end, and
             # the next row would be appended to that line.
@@ -183,13 +186,32 @@ class _Table:
             self.close()
             self._replace([*self.columns, *new], _read(self.path, None))
             self._file = self._open()
-        cells = [str(round_number)]
-        for column in self.columns:
-            value = metrics.get(column)
-            cells.append("" if value is None else _format(value))
-        rest = (",".join(cells) + "\n").encode()
+        before = self._last if self._last is not None and self._last[0] == round_number else None
+        row = {**(before[1] if before is not None else {}), **metrics}
+        if before is None:
+            self._write(self._file, self._line(round_number, row))
+        else:
+            self._write_over(self._line(*before), self._line(round_number, row))
+        self._last = (round_number, row)
+
+    def _line(self, round_number: int, metrics: Mapping[str, float]) -> bytes:
+        cells = (metrics.get(column) for column in self.columns)
+        return (",".join([str(round_number), *("" if v is None else _format(v) for v in cells)]) + "\n").encode()
+
+    def _write_over(self, old: bytes, new: bytes) -> None:
+        """Write another last line. At every moment the file has one of the two, for a row only grows."""
+        new = new if len(new) >= len(old) else new.rstrip(b"\n") + b" " * (len(old) - len(new)) + b"\n"
+        file = os.open(self.path, _APPEND & ~os.O_APPEND)
+        try:
+            os.lseek(file, -len(old), os.SEEK_END)
+            self._write(file, new)
+        finally:
+            os.close(file)
+
+    @staticmethod
+    def _write(file: int, rest: bytes) -> None:
         while rest:  # the system may write less than it is given, up to the end of a full disk
-            rest = rest[os.write(self._file, rest) :]
+            rest = rest[os.write(file, rest) :]
 
     def continue_from(self, source: Path, last_round: int) -> None:
         if self._file is not None:

@@ -46,7 +46,7 @@ class WandbLogger(LightningWandbLogger):
 
     Args:
         name: Name of the run on the web page; W&B invents one by default.
-        save_dir: Folder in which the folder ``wandb`` is made; ``$WANDB_DIR`` or the current folder by default.
+        save_dir: Folder in which the folder ``wandb`` is made; ``$WANDB_DIR`` or the run's folder by default.
         project: Project; ``$WANDB_PROJECT`` or ``lfl`` by default.
         offline: Stay offline.
         **kwargs: Arguments of Lightning's logger and of ``wandb.init``, such as ``entity``, ``group`` and ``tags``.
@@ -72,6 +72,7 @@ class WandbLogger(LightningWandbLogger):
         if not (self._wandb_init.get("resume_from") or self._wandb_init.get("fork_from")):
             # The command line passes None for arguments that are not given, which replaces Lightning's own default.
             self._wandb_init["resume"] = self._wandb_init["resume"] or "allow"
+        self._is_in_run = save_dir is None and "dir" not in kwargs and "WANDB_DIR" not in os.environ
         self._resumed: dict[str, Any] | None = None  # id and state of the run that a checkpoint belongs to
         self._history: tuple[Path, int] | None = None  # folder and last round of the CSV files to copy rounds from
 
@@ -92,6 +93,11 @@ class WandbLogger(LightningWandbLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log the metrics of round ``step``; may be called several times per round, and in any order of rounds."""
         self._log(self.experiment, metrics, step)
+
+    def use_folder(self, folder: Path) -> None:
+        """Write into the folder of a run, from when W&B's run is opened, unless ``save_dir`` says where."""
+        if self._is_in_run:
+            self._save_dir = self._wandb_init["dir"] = str(folder)
 
     @rank_zero_only
     def continue_from(self, directory: str | Path, last_round: int) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from lfl.storage.plain import from_plain, to_plain
 from lfl.version import __version__
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Increased by one when checkpoints change so that older code would misread them."""
 
 _FORMAT_KEY = "lfl_format_version"
@@ -105,25 +105,54 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def find_last(root: Path) -> Path:
-    """The newest ``last.ckpt`` of the runs in ``root`` or one folder below it: the meaning of ``ckpt_path: last``.
+def load_resumable(path: Path) -> dict[str, Any]:
+    """Load a checkpoint that a run can go on from.
 
-    Of checkpoints with the same time, the one with the highest run number counts as the newest.
+    Raises:
+        CheckpointError: the file cannot be loaded, or holds weights only.
+    """
+    state = load_checkpoint(path)
+    if state.get("weights_only"):
+        raise CheckpointError(
+            f"{path} was saved with `weights_only`: `lfl test` and `load_from_checkpoint` read it, but a run cannot go "
+            "on from it."
+        )
+    return state
+
+
+def find_newest(root: Path, name: str = "last") -> Path:
+    """The newest ``last.ckpt`` (or ``best.ckpt``) of the runs in ``root`` or one folder below it.
+
+    This is the meaning of ``ckpt_path: last``. Of checkpoints with the same time, the one with the highest run number
+    counts as the newest.
 
     Raises:
         CheckpointError: there is none.
     """
     candidates = []
-    for pattern in ("*/checkpoints/last.ckpt", "*/*/checkpoints/last.ckpt"):
+    for pattern in (f"*/checkpoints/{name}.ckpt", f"*/*/checkpoints/{name}.ckpt"):
         for path in root.glob(pattern):
             with suppress(FileNotFoundError):  # removed meanwhile by another process
                 candidates.append((path.stat().st_mtime_ns, _run_number(path.parts[-3]), str(path), path))
     if not candidates:
+        hint = " (`checkpoint.monitor` makes one)" if name == "best" else ""
         raise CheckpointError(
-            f"There is no last checkpoint: no run folder in {root} has checkpoints/last.ckpt. "
+            f"There is no {name} checkpoint: no run folder in {root} has checkpoints/{name}.ckpt{hint}. "
             "Give the path of a checkpoint file, or the folder that holds the runs."
         )
     return max(candidates)[-1]
+
+
+def run_folder_of(path: Path, state: dict[str, Any]) -> Path:
+    """The folder of the run that a checkpoint is from: the one that it lies in or, if it lies elsewhere, its own.
+
+    Args:
+        path: the checkpoint file.
+        state: what it holds.
+    """
+    around = path.resolve().parent.parent
+    is_there = path.resolve().parent.name == "checkpoints" or "folder" not in state
+    return around if is_there else Path(state["folder"])
 
 
 def new_run_folder(root: Path, prefix: str = "run") -> Path:

@@ -75,6 +75,18 @@ def check_savable(value: Any, where: str) -> None:
         raise TypeError(f"{where} cannot be loaded from a checkpoint ({str(error).partition(chr(10))[0]}).") from error
 
 
+def is_loadable(value: Any) -> bool:
+    """Whether ``torch.load(weights_only=True)`` reads ``value`` as it is."""
+    memory = io.BytesIO()
+    try:
+        torch.save(value, memory)
+        memory.seek(0)
+        torch.load(memory, map_location="cpu", weights_only=True)
+    except Exception:  # of pickle and of torch, of many types
+        return False
+    return True
+
+
 def _to_plain(value: Any, where: str) -> Any:
     kind = type(value)
     if kind in _EXACT or kind in _TENSORS:

@@ -144,3 +144,19 @@ def test_the_current_folder_is_searched_once(world: World):
     world.lfl("fit", "--config", "base.yaml", "--print_config")
     world.lfl("fit", "--config", "base.yaml", "--print_config")
     assert sys.path.count(os.getcwd()) == 1
+
+
+def test_a_rate_of_the_model_that_an_optimizer_replaces(world: World) -> None:
+    with pytest.warns(
+        UserWarning, match="`model.lr=0.5` has no effect: `optimizer` takes the place of the model's own"
+    ):
+        world.fit("--model.lr=0.5", "--trainer.max_rounds=1")
+
+
+def test_lightnings_callbacks_by_name(world: World) -> None:
+    stopping = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val_loss"]
+    stopping += ["--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=100.0"]
+    world.fit(*stopping, "--trainer.max_rounds=9", "--trainer.checkpoint.monitor=val_acc")
+    assert len(world.metrics().splitlines()) == 1 + 2
+    world.fit("--trainer.callbacks+=ModelCheckpoint", "--ckpt_path=best", "--trainer.max_rounds=3")
+    assert (world.folder / "runs" / "run_001" / "checkpoints" / "epoch=2-step=3.ckpt").exists()

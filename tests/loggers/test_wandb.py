@@ -6,8 +6,10 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import matplotlib
 import pytest
@@ -300,18 +302,48 @@ logger.log_metrics({"test_acc": 0.25}, step=3)
 """
 
 
-def run_script(tmp_path: Path, folder: Path, **environment: str) -> str:
+def run_script(tmp_path: Path, folder: Path, script: str = SCRIPT, **environment: str) -> str:
     """What the script writes to standard error, in a home of its own."""
     environment |= {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     # torchmetrics imports matplotlib, which would look through all fonts in a new home.
     environment["MPLCONFIGDIR"] = matplotlib.get_cachedir()
     warnings = ["-W", "error::UserWarning", "-W", "ignore::DeprecationWarning"]
-    command = [sys.executable, *warnings, "-c", SCRIPT, str(folder)]
+    command = [sys.executable, *warnings, "-c", script, str(folder)]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=100
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     return done.stderr
+
+
+FIT = """
+import sys
+from lightning.pytorch import LightningModule, seed_everything
+from lfl import FederatedTrainer
+from lfl.data import Digits, FederatedDataModule
+from lfl.loggers import WandbLogger
+from lfl.models import MLP, Classifier
+class Net(Classifier):
+    def __init__(self, hidden, lr=0.25):
+        super().__init__(MLP(in_features=64, hidden=[hidden]), lr=lr)
+        self.save_hyperparameters()
+options = dict(max_rounds=2, logger=WandbLogger(project="p"), enable_progress_bar=False, default_root_dir=sys.argv[1])
+FederatedTrainer(**options).fit(Net(8), FederatedDataModule(Digits(), num_clients=5))
+"""
+
+
+def test_a_run_logs_its_hyper_parameters_and_settings_into_its_own_folder(tmp_path: Path) -> None:
+    run_script(tmp_path, tmp_path / "runs", script=FIT)
+    (folder,) = (tmp_path / "runs" / "run_000" / "wandb").glob("offline-run-*")
+    config: dict[str, Any] = {}
+    for record in read_records(folder):
+        if record.WhichOneof("record_type") == "config":
+            config.update({item.key: json.loads(item.value_json) for item in record.config.update})
+    assert (config["hidden"], config["lr"]) == (8, 0.25)
+    assert (config["trainer"]["max_rounds"], config["trainer"]["seed"]) == (2, 0)
+    assert config["data"]["num_clients"] == 5
+    assert config["model"] == {"class": "__main__.Net", "num_parameters": 64 * 8 + 8 + 8 * 10 + 10}
+    assert [row["round"] for row in read_run(folder)[0]] == [1, 2]
 
 
 def test_real_offline_run_is_silent_and_complete(tmp_path):
@@ -343,13 +375,12 @@ def test_real_server_that_does_not_answer_makes_the_run_offline(tmp_path):
     ), said
 
 
-def read_run(folder: Path) -> tuple[list[dict], list[tuple[str, str]]]:
-    """The rows and the axes in a ``.wandb`` file: LevelDB's log format (blocks of 32 KiB) with a header of 7 bytes."""
+def read_records(folder: Path) -> Iterator[Any]:
+    """The records of a ``.wandb`` file: LevelDB's log format (blocks of 32 KiB) with a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("*.wandb")
     data, position, message = path.read_bytes(), 7, b""
-    rows, axes = [], []
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
@@ -357,13 +388,17 @@ def read_run(folder: Path) -> tuple[list[dict], list[tuple[str, str]]]:
         message += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last part
-            record = Record.FromString(message)
+            yield Record.FromString(message)
             message = b""
-            if record.WhichOneof("record_type") == "history":
-                items = {
-                    "/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item
-                }
-                rows.append({key: value for key, value in items.items() if not key.startswith("_")})
-            elif record.WhichOneof("record_type") == "metric":
-                axes.append((record.metric.name or record.metric.glob_name, record.metric.step_metric))
+
+
+def read_run(folder: Path) -> tuple[list[dict], list[tuple[str, str]]]:
+    """The rows and the axes in a ``.wandb`` file."""
+    rows, axes = [], []
+    for record in read_records(folder):
+        if record.WhichOneof("record_type") == "history":
+            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            rows.append({key: value for key, value in items.items() if not key.startswith("_")})
+        elif record.WhichOneof("record_type") == "metric":
+            axes.append((record.metric.name or record.metric.glob_name, record.metric.step_metric))
     return rows, axes

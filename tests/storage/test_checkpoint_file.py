@@ -18,7 +18,7 @@ import lfl
 from lfl.storage.checkpoint_file import (
     FORMAT_VERSION,
     CheckpointError,
-    find_last,
+    find_newest,
     load_checkpoint,
     new_run_folder,
     save_atomically,
@@ -242,20 +242,20 @@ def test_last_is_the_newest_in_two_levels(tmp_path):
     newest = touch(tmp_path / "sweep/run_000/checkpoints/last.ckpt", 30)
     touch(tmp_path / "run_005/checkpoints/last.ckpt", 20)
     touch(tmp_path / "a/b/run_009/checkpoints/last.ckpt", 99)
-    assert find_last(tmp_path) == newest
+    assert find_newest(tmp_path) == newest
 
 
 def test_of_equally_old_ones_the_higher_run_number_is_last(tmp_path):
     for name in ("run_2", "run_10", "run_9"):
         touch(tmp_path / name / "checkpoints/last.ckpt", 20)
-    assert find_last(tmp_path).parts[-3] == "run_10"
+    assert find_newest(tmp_path).parts[-3] == "run_10"
 
 
 @pytest.mark.parametrize("root", [".", "nowhere"])
 def test_no_last_checkpoint_names_the_root(tmp_path, root):
     (tmp_path / "run_000" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=f"There is no last checkpoint: no run folder in {tmp_path / root} has"):
-        find_last(tmp_path / root)
+        find_newest(tmp_path / root)
 
 
 def test_run_folders_are_numbered(tmp_path):
