@@ -156,6 +156,12 @@ class FederatedCallback(Callback):
     def on_round_end(self, round: Round) -> None:
         """Log numbers of the round with ``round.log(name, value)``, after the server's evaluation if one is due."""
 
+    def on_test(self, round: Round) -> None:
+        """Log numbers of a tested checkpoint with ``round.log(name, value)``; ``round`` is its last, without clients.
+
+        ``on_run_start`` has been called, and the checkpoint's state been loaded.
+        """
+
 
 _HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | LIGHTNING_HOOKS
 _ATTRIBUTES = {"linear", "features", "global_features", "is_unique", "observes", "whole_model"}

@@ -21,7 +21,7 @@ from lfl.arguments import check_number, fresh_default, lazy_default
 from lfl.building import RunBuilder
 from lfl.callback import FederatedCallback, overrides
 from lfl.checkpointing import Checkpointing
-from lfl.client.evaluation import Evaluator, Stage
+from lfl.client.evaluation import Stage
 from lfl.client.foresee import layout_of
 from lfl.client.model import ClientModel
 from lfl.client.work import LocalPhase
@@ -38,6 +38,7 @@ from lfl.processes.signals import GracefulSignals, raise_signal_again
 from lfl.processes.watch import ProcessWatch
 from lfl.reporting.progress import ProgressDisplay
 from lfl.reporting.summary import metrics_table
+from lfl.round import Round
 from lfl.run import Run
 from lfl.settings import Settings, local_work
 from lfl.storage.checkpoint_file import (
@@ -465,18 +466,18 @@ class FederatedTrainer(LightningFacade):
             path = self._resolve(ckpt_path)
             state = load_checkpoint(path) if path is not None else None
             client_model, data, lightning = self._prepare(model, datamodule, stage)
-            evaluator = Evaluator(client_model, self._processes, self._settings.seed, lightning)
-            if not evaluator.can(stage):
+            builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes, lightning)
+            if not builder.evaluator.can(stage):
                 raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
             if state is not None:
                 _load_weights(model, state, path)
+            self._evaluated = builder.server
             folder = self._open_folder(data)
             self._set_up_callbacks(lightning, folder, stage)
-            self._evaluated = RunBuilder(
-                self._settings, self.stack, client_model, data, self._processes, lightning
-            ).server
+            own = self._test_clients(builder, folder, state, path) if stage == "test" else {}
             loaders = self._batches("val" if stage == "validate" else stage)
-            metrics, outputs = evaluator.run(stage, loaders)
+            metrics, outputs = builder.evaluator.run(stage, loaders)
+            metrics |= own
             for logger in self.loggers if metrics and self.is_global_zero else []:
                 logger.log_metrics(metrics, step=state["round"] if state is not None else self.current_round)
                 logger.finalize("success")
@@ -484,6 +485,28 @@ class FederatedTrainer(LightningFacade):
         if metrics:
             self.display.show(metrics_table(metrics))
         return metrics, outputs
+
+    def _test_clients(
+        self, builder: RunBuilder, folder: Path, state: dict[str, Any] | None, path: Path | None
+    ) -> dict[str, float]:
+        """What callbacks log of a tested checkpoint, with its clients' rows; nothing if no callback does."""
+        asked = [callback for callback in self.stack if overrides(callback, "on_test")]
+        if not asked:
+            return {}
+        builder.check()
+        run = builder.build(builder.training(state["engine"] if state is not None else {}), folder, [], self.display)
+        for callback in self.stack:
+            with run.store.claimed_by(callback):
+                callback.on_run_start(run)
+        if state is not None and path is not None:
+            check_resumable(state["settings"], builder.description, path)
+            run.load_state_dict(state, run_folder_of(path, state))
+        nobody = torch.empty(0, dtype=torch.int64)
+        round = Round(max(1, run.progress.round), nobody, run.server.vector.clone(), nobody, nobody)
+        for callback in asked:
+            callback.on_test(round)
+        run.load_server_model()
+        return {name: float(value) for name, value in round.metrics.items()}
 
 
 _STAGES: dict[TrainerFn, Stage] = {

@@ -26,6 +26,8 @@ class ClientEvaluation(FederatedCallback):
     metric's name; without any of them there is no ``worst_tenth``, and a warning says so. The server's model on the
     whole test set is logged as ``METRIC``, with or without this callback.
 
+    ``lfl test`` evaluates the clients of a checkpoint so, too.
+
     With ``fine_tune`` every client first trains a copy of its model on its own training examples. The copies are
     dropped after the evaluation; the run and its random numbers do not change.
 
@@ -77,9 +79,15 @@ class ClientEvaluation(FederatedCallback):
 
     @override
     def on_round_end(self, round: Round) -> None:
+        if round.number % self.every_n_rounds == 0 or round.number == self._federation.max_rounds:
+            self._evaluate_all(round)
+
+    @override
+    def on_test(self, round: Round) -> None:
+        self._evaluate_all(round)
+
+    def _evaluate_all(self, round: Round) -> None:
         federation = self._federation
-        if round.number % self.every_n_rounds and round.number != federation.max_rounds:
-            return
         ids = self._clients()
         # Clients' rows are at their home process, so that only this one can evaluate their models.
         local_ids = ids[federation.processes.at_home(ids)]

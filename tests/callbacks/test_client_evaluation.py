@@ -43,6 +43,25 @@ def test_evaluation_leaves_the_training_alone(engine: str, tmp_path: Path) -> No
     assert torch.equal(tuned.server.vector, plain.server.vector)
 
 
+def test_testing_a_checkpoint_evaluates_its_clients(tmp_path: Path) -> None:
+    """Their own models, of the rows that the checkpoint holds, also after fine-tuning."""
+
+    def stack() -> list[Any]:
+        tuned = ClientEvaluation(1, fine_tune=[LocalPhase(HEAD, epochs=2)], name="tuned")
+        return [PersonalParameters(HEAD), ClientEvaluation(1), tuned]
+
+    trained = train(stack(), tmp_path, checkpoint=Checkpointing(), client_state="memmap")
+    last = dict(read_rows(f"{trained.log_dir}/metrics.csv"))[3]
+    fresh = train(stack(), tmp_path / "other", max_rounds=0, client_state="memmap")
+    path = f"{trained.log_dir}/checkpoints/last.ckpt"
+    metrics = fresh.test(mlp(), ragged_data(), ckpt_path=path)
+    clients = {name: value for name, value in last.items() if name.startswith(("personal/", "tuned/"))}
+    assert len(clients) == 8
+    assert {name: metrics[name] for name in clients} == pytest.approx(clients, rel=1e-12)
+    assert "test_acc" in metrics
+    assert torch.equal(fresh.server.vector, trained.server.vector)
+
+
 def test_two_evaluations_of_different_names(tmp_path: Path) -> None:
     tuned = ClientEvaluation(1, fine_tune=[LocalPhase(HEAD, epochs=2)], name="tuned")
     trainer = train([ClientEvaluation(1), tuned], tmp_path, max_rounds=1)
