@@ -49,7 +49,7 @@ def test_attributes_say_what_to_use() -> None:
     }.items():
         with pytest.raises(AttributeError, match=f"^FederatedTrainer has no .*{words}"):
             getattr(trainer, name)
-    assert "docs/coming-from-lightning.md" in missing_attribute("FederatedTrainer", "print")
+    assert "docs/coming-from-lightning.md" in missing_attribute("FederatedTrainer", "num_sanity_val_batches")
 
 
 def test_the_documentation_has_both_tables() -> None:

@@ -134,6 +134,7 @@ def test_one_process_stops_all(two_processes: dict[str, Any]) -> None:
     assert two_processes["on_round_end"] == 3
 
 
+@pytest.mark.slow  # 21 s
 def test_two_nodes_equal_one_process(tmp_path: Path) -> None:
     """Two torchruns that know each other's address, as on two machines."""
     worker = [WORKER, "nodes", str(tmp_path)]

@@ -71,6 +71,7 @@ def is_alive(process: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
 
 
+@pytest.mark.slow  # 22 s
 def test_a_killed_process_ends_one_that_trains_for_long(world: World) -> None:
     code, errors = lfl("kill 1", long=100)
     assert code == 1
@@ -95,6 +96,7 @@ def test_the_death_of_the_launching_process_ends_the_other(world: World) -> None
     assert f"lfl: error in process 1: Process 0 ended. {GO_ON}" in errors
 
 
+@pytest.mark.slow  # 22 s
 def test_under_torchrun(world: World) -> None:
     code, errors = lfl("kill 1", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m")
     assert code == 1

@@ -49,7 +49,8 @@ def test_the_floor_does_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(trainer.server.vector, loop.server, rtol=0, atol=1e-5)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow  # 44 s
+@pytest.mark.timeout(300)
 def test_contenders_run_in_turns(tmp_path: Path) -> None:
     arguments = ["many-small", "--rounds", "4", "--repeats", "1", "--only", "vectorized, rec"]
     speed.main([*arguments, "--output", str(tmp_path)])
