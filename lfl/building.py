@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
@@ -25,6 +27,7 @@ from lfl.engine import EngineSettings, LocalTraining, build_training
 from lfl.generators import HostGenerators
 from lfl.lightning_callbacks import LightningCallbacks
 from lfl.processes.group import Processes
+from lfl.processes.sums import ProcessSums
 from lfl.reporting.progress import ProgressDisplay
 from lfl.run import Run
 from lfl.settings import Settings
@@ -131,21 +134,27 @@ class RunBuilder:
         limit = self._settings.limit_val_batches
         return limited(self._data.val_dataloader(), limit) if limit and self.evaluator.can("validate") else None
 
-    def training(self, saved_choice: dict[str, Any]) -> LocalTraining:
+    def training(self, saved_choice: dict[str, Any], most_threads: int = 1) -> LocalTraining:
         """Build the local training, with an engine.
 
         Args:
-            saved_choice: the ``engine_choice`` in the checkpoint of a resumed run, which ``auto`` keeps; else empty.
+            saved_choice: the ``engine_choice`` in the checkpoint of a resumed run, which is kept where nothing else is
+                asked for; else empty.
+            most_threads: as many threads the run may choose; 1 for no choice.
         """
         settings = self._settings
-        saved_choice = saved_choice if settings.engine == "auto" else {}
+        saved_size = saved_choice.get("cohort_size") if settings.engine == "auto" else None
         # Built first, since errors in them are cheap to find, while `auto` trains on the side for a while.
         _ = self.server, self.rates, self.val_dataloaders
         engine_settings = EngineSettings(
             settings.engine,
-            cohort_size=settings.cohort_size or saved_choice.get("cohort_size"),
+            cohort_size=settings.cohort_size or saved_size,
             clients_per_round=self._clients_per_round(),
             trace_steps=settings.trace_steps,
+            max_rounds=settings.max_rounds,
+            most_threads=most_threads,
+            processes=self._processes.count,
+            join=self._seconds_to_join,
             resumed=saved_choice or None,
         )
         return build_training(
@@ -158,6 +167,17 @@ class RunBuilder:
             # All processes must choose alike, and what they measure differs: the first process decides.
             ask=self._processes.ask_first,
         )
+
+    def _seconds_to_join(self) -> float:
+        """Seconds that the sums of a round take to meet over all processes, the least of three; all must call it."""
+        update = torch.zeros(self._model.layout.dim, dtype=torch.float64, device=self._processes.device)
+        sums, seconds = ProcessSums(self._processes), []
+        for _ in range(4):  # at first they agree on shapes
+            self._processes.barrier()
+            start = time.perf_counter()
+            sums.join({"update": update})
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
     def _clients_per_round(self) -> int:
         """About how many clients take part in a round: as many as in the first one that has any."""

@@ -20,7 +20,7 @@ from lfl.system import System
 
 _CHOICES = {
     "engine": ("auto", "sequential", "vectorized"),
-    "trace_steps": (True, False, "compile"),
+    "trace_steps": ("auto", True, False, "compile"),
     "buffer_policy": ("average", "server", "client"),
     "on_nonfinite": ("stop", "skip"),
 }
@@ -51,7 +51,8 @@ class Settings:
     work: LocalWork
     engine: Literal["auto", "sequential", "vectorized"]
     cohort_size: int | None
-    trace_steps: bool | Literal["compile"]
+    trace_steps: bool | Literal["auto", "compile"]
+    num_threads: int | None
     aggregator: Aggregator
     server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer]
     system: System | None
@@ -74,7 +75,7 @@ class Settings:
                 )
         for name, allowed in _CHOICES.items():
             check_choice("", _TRAINER_NAMES.get(name, name), getattr(self, name), allowed)
-        names = ("cohort_size", "check_val_every_n_rounds", "log_every_n_steps")
+        names = ("cohort_size", "num_threads", "check_val_every_n_rounds", "log_every_n_steps")
         counts = {name: getattr(self, name) for name in names}
         for name, count in counts.items():
             if count is not None:

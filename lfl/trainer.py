@@ -27,6 +27,7 @@ from lfl.client.model import ClientModel
 from lfl.client.work import LocalPhase
 from lfl.coming_from_lightning import says_what_to_use
 from lfl.data.base import FederatedData
+from lfl.engine.threads import Threads
 from lfl.generators import HostGenerators
 from lfl.lightning_callbacks import LightningCallbacks, check_callback, prepare
 from lfl.lightning_facade import LightningFacade
@@ -72,10 +73,13 @@ class FederatedTrainer(LightningFacade):
         engine: sequential (one client at a time), vectorized (cohorts in one batched computation), or auto.
         cohort_size: clients trained together by the vectorized engine; none for as many as fit (in 256 MB of
             parameters, or in a GPU's memory), at most 128.
-        trace_steps: record the local step once per batch shape and replay it without Python, which is faster. The
-            training step may depend on nothing but its batch and parameters. Same numbers to the bit, or to rounding
-            for plain SGD. With compile, torch.compile makes kernels of the recording (on a GPU, CUDA graphs): same
-            numbers to rounding, after some seconds per batch shape.
+        trace_steps: record the local step once per batch shape and replay it without Python, which is faster. Same
+            numbers to the bit, or to rounding for plain SGD. With auto, where the training step is seen to depend on
+            nothing but its batch and parameters, once a shape has come often; true insists, from the start. With
+            compile, torch.compile makes kernels of the recording (on a GPU, CUDA graphs): same numbers to rounding,
+            after some seconds per batch shape.
+        num_threads: threads with which torch computes; none for OMP_NUM_THREADS or MKL_NUM_THREADS where one is set,
+            else for one, or all cores where a trial finds them clearly faster.
         aggregator: combines the clients' updates into one.
         server_optimizer: torch optimizer that moves the server's model along the aggregate; SGD with lr 1 is FedAvg.
         system: simulates how long uploads (sim/uplink_time) or rounds (sim/time) take; none for no simulation.
@@ -116,7 +120,8 @@ class FederatedTrainer(LightningFacade):
         local_sampling: Literal["epochs", "replacement"] = "epochs",
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         cohort_size: PositiveInt | None = None,
-        trace_steps: bool | Literal["compile"] = False,
+        trace_steps: bool | Literal["auto", "compile"] = "auto",
+        num_threads: PositiveInt | None = None,
         aggregator: Aggregator = lazy_default(MeanAggregator),
         server_optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer] = lambda params: torch.optim.SGD(
             params, lr=1.0
@@ -157,6 +162,7 @@ class FederatedTrainer(LightningFacade):
             engine=engine,
             cohort_size=cohort_size,
             trace_steps=trace_steps,
+            num_threads=num_threads,
             aggregator=fresh_default(aggregator),
             server_optimizer=server_optimizer,
             system=system,
@@ -189,6 +195,7 @@ class FederatedTrainer(LightningFacade):
         self._writes_csv = logger is not False
         self._csv_logger: CSVLogger | None = None
         self._processes = Processes(self.fabric)
+        self._threads, self._num_nodes = Threads(num_threads), num_nodes
         self._are_launched = False
         self._watch = ProcessWatch(self.fabric, self._how_to_go_on)
 
@@ -225,7 +232,7 @@ class FederatedTrainer(LightningFacade):
         client_model, data, lightning = self._prepare(model, datamodule, "fit")
         builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes, lightning)
         builder.check()
-        training = builder.training(saved["engine"] if saved is not None else {})
+        training = builder.training(saved["engine"] if saved is not None else {}, self._threads.most)
         if saved is not None and path is not None:
             check_resumable(saved["settings"], builder.description, path)
         # Everything that could be refused has been checked: a refused run leaves no folder.
@@ -310,7 +317,7 @@ class FederatedTrainer(LightningFacade):
         """What surrounds each call: what users draw afterwards does not depend on it, nor it on what they drew."""
         self._function, self._status, self._lightning = function, TrainerStatus.RUNNING, None
         try:
-            with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+            with self._watch.guarding(), HostGenerators(*model.modules()).kept(), self._threads.kept():
                 yield
             self._status = TrainerStatus.FINISHED
         except BaseException as error:
@@ -337,6 +344,7 @@ class FederatedTrainer(LightningFacade):
         if self.world_size > 1 and not self._are_launched:
             self.fabric.launch()
             self._are_launched = True
+        self._threads.start(self.device, max(1, self.world_size // self._num_nodes), self._processes.ask_first)
         if not isinstance(datamodule, FederatedData):
             raise ValueError(
                 f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can "
@@ -494,7 +502,8 @@ class FederatedTrainer(LightningFacade):
         if not asked:
             return {}
         builder.check()
-        run = builder.build(builder.training(state["engine"] if state is not None else {}), folder, [], self.display)
+        training = builder.training(state["engine"] if state is not None else {}, self._threads.most)
+        run = builder.build(training, folder, [], self.display)
         for callback in self.stack:
             with run.store.claimed_by(callback):
                 callback.on_run_start(run)

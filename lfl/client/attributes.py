@@ -118,6 +118,8 @@ def comparable(value: Any, depth: int = _DEPTH) -> Any:
         return value.shape, str(value.dtype), value.tobytes() if value.dtype != object else _Same(value)
     if isinstance(value, np.generic):
         return repr(value)
+    if isinstance(value, itertools.count):
+        return repr(value)
     if not depth:
         return _Same(value)
     if isinstance(value, Mapping):
@@ -129,10 +131,10 @@ def comparable(value: Any, depth: int = _DEPTH) -> Any:
         return len(value), sorted(repr(entry) for entry in value)[:_MANY]
     if isinstance(value, types.MethodType):
         return _Same(value.__func__), _Same(value.__self__)
+    if depth == 1:  # what it holds is gathered anew each time, and could not be compared by identity
+        return _Same(value)
     if isinstance(value, functools.partial):
         return _Same(value), comparable((value.func, value.args, value.keywords), depth - 1)
-    if isinstance(value, itertools.count):
-        return repr(value)
     held = {} if _is_opaque(value) else _held_by(value)
     return _Same(value) if not held else (_Same(value), comparable(held, depth - 1))
 

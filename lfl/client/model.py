@@ -26,6 +26,7 @@ from lfl.client.random_ops import ClientRandom
 from lfl.client.recorder import Recorder, as_scalar
 from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm, StepModule
 from lfl.client.traits import StepTraits
+from lfl.client.value_reads import out_of_reach
 
 Batch = Any
 
@@ -248,7 +249,7 @@ class ClientModel:
             extras: what the loss terms use besides.
         """
         self.recorder.start()
-        with ClientRandom(key) if self.traits.random_operations else nullcontext():
+        with self._own_operations(key):
             if params is None:
                 loss = self.run_step(batch, step)
             else:
@@ -257,7 +258,8 @@ class ClientModel:
                     f"module.{name}": view.detach() if name in self._frozen else self._without_padding(name, view)
                     for name, view in self.layout.views(params).items()
                 }
-                loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
+                with out_of_reach():  # a functional step is one under vmap, or one that is recorded
+                    loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
             if self._loss_terms:
                 # Functions, since most terms read no parameters; features are copied, as the next pass replaces them.
                 own = self._joined_parameters if params is None else lambda: params
@@ -265,6 +267,11 @@ class ClientModel:
                 for term in self._loss_terms:
                     loss = term(client, loss)
         return loss, dict(self.recorder.values)
+
+    def _own_operations(self, key: Tensor) -> AbstractContextManager[Any]:
+        """The context in which torch's operations are replaced, for a step that has such operations."""
+        traits = self.traits
+        return ClientRandom(key) if traits.random_operations or traits.unbatched_layers else nullcontext()
 
     def _without_padding(self, name: str, view: Tensor) -> Tensor:
         """A parameter without gradient in the row of an embedding that stands for padding.
@@ -305,7 +312,7 @@ class ClientModel:
             part.training = False
         self._features, self._wanted = {}, set(self.global_feature_names)
         try:
-            with ClientRandom(key) if self.traits.random_operations else nullcontext():
+            with self._own_operations(key):
                 if anchor is None:
                     self.run_step(batch, 0)
                 else:

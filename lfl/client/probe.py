@@ -23,6 +23,7 @@ from lfl.client.model import ClientModel
 from lfl.client.random_ops import ClientRandom
 from lfl.client.surroundings import Surroundings
 from lfl.client.traits import INDEX, StepTraits
+from lfl.client.value_reads import ValueReads
 from lfl.generators import HostGenerators
 
 # What a trainer says of itself that stays the same during a run. All else may change from round to round.
@@ -81,7 +82,11 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
             buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
             parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
             attributes, outside, before = _held(module), surroundings.state(), generators.state()
-            with ClientRandom(key) as random, _watched_attributes(module, read_attributes):
+            with (
+                ClientRandom(key) as random,
+                ValueReads() as values,
+                _watched_attributes(module, read_attributes),
+            ):
                 model.recorder.start()
                 loss = model.run_step(batch, index)
             moved, logged = generators.moved_since(before), tuple(model.recorder.metrics)
@@ -93,10 +98,11 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
     finally:
         surroundings.restore(around)
     # An iterator does not show that it has moved on.
-    values = dict(attributes_of(module))
-    changed += [n for n in read_attributes if isinstance(values.get(n), Iterator) and n not in changed]
+    attributes = dict(attributes_of(module))
+    changed += [n for n in read_attributes if isinstance(attributes.get(n), Iterator) and n not in changed]
     return StepTraits(
         random_operations=random.draws > 0,
+        unbatched_layers=random.layers > 0,
         host_draws=tuple(moved),
         changed_buffers=tuple(changed_buffers),
         changed_parameters=tuple(changed_parameters),
@@ -104,6 +110,7 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
         changed_outside=tuple(changed_outside),
         logged_metrics=logged,
         reads=tuple(sorted(reads)),
+        reads_values=tuple(sorted(values.found)),
         read_attributes=tuple(sorted(read_attributes)),
         without_gradient=missing,
         missing=missing,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lfl.client.batched_ops import LAYERS
 from lfl.randomness import fold, random_bits, uniform
 
 NextKey = Callable[[], Tensor]
@@ -22,21 +23,30 @@ NextKey = Callable[[], Tensor]
 class ClientRandom(TorchFunctionMode):
     """Context in which torch's random operations are computed from a key and the number of the draw.
 
+    Layers that vmap cannot batch are computed from operations that it can (``batched_ops``), in which dropout is seen.
+
     Args:
         key: the client's key for a step, a 64-bit integer without dimensions.
 
     Attributes:
         draws: number of draws so far.
+        layers: number of such layers so far.
     """
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
         self._key = key
         self.draws = 0
+        self.layers = 0
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Functions that are not in the table, such as the in-place `normal_`, still draw from the global generator.
         # `ClientModel.probe` notices that, and such a module is trained one client at a time.
+        layer = LAYERS.get(func)
+        if layer is not None:
+            self.layers += 1
+            with self:  # what it calls may draw
+                return layer(*args, **(kwargs or {}))
         replacement = _REPLACEMENTS.get(func)
         # A generator of the user's own has draws of its own.
         if replacement is None or (kwargs and kwargs.get("generator") is not None):

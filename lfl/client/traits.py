@@ -14,6 +14,7 @@ class StepTraits:
 
     Attributes:
         random_operations: whether it draws random numbers that can be computed from a client's key, such as dropout.
+        unbatched_layers: whether it has layers for which vmap has no rule, such as attention.
         host_draws: generators that it draws from besides, by what they are called.
         changed_buffers: buffers that it changes.
         changed_parameters: parameters that it changes by itself.
@@ -21,6 +22,8 @@ class StepTraits:
         changed_outside: globals, attributes of classes and variables of closures that it changes.
         logged_metrics: Metric objects that it logs.
         reads: what it reads that changes from step to step or from round to round, such as ``current_epoch``.
+        reads_values: by which functions of torch its Python code learns values of tensors, or sizes that follow from
+            values.
         read_attributes: attributes of the module that it reads.
         without_gradient: parameters that got no gradient in any step.
         missing: parameters that got none in at least one step.
@@ -29,6 +32,7 @@ class StepTraits:
     """
 
     random_operations: bool = False
+    unbatched_layers: bool = False
     host_draws: tuple[str, ...] = ()
     changed_buffers: tuple[str, ...] = ()
     changed_parameters: tuple[str, ...] = ()
@@ -36,6 +40,7 @@ class StepTraits:
     changed_outside: tuple[str, ...] = ()
     logged_metrics: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    reads_values: tuple[str, ...] = ()
     read_attributes: tuple[str, ...] = ()
     without_gradient: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()

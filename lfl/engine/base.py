@@ -6,6 +6,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -33,6 +34,30 @@ from lfl.round import Cohort, CohortPhase, Round
 _FRACTIONS = 8  # the clients of a padded batch are a multiple of an eighth of the cohort: few shapes to record
 
 
+@dataclass(frozen=True)
+class Descents:
+    """Which recorded steps include the step of plain SGD.
+
+    They differ from others by rounding. So which ones do must follow from the round and the batch alone: a run that is
+    resumed, or shared by processes, gives the same numbers.
+
+    Attributes:
+        first_round: the first round with such steps.
+        width: number of examples of their batches; 0 for any.
+    """
+
+    first_round: int = 1
+    width: int = 0
+
+    def include(self, step: LocalStep) -> bool:
+        """Whether a step is one of them, by its batches."""
+        return not self.width or all(part.plan.indices.shape[1] == self.width for part in step.batches)
+
+
+ALL = Descents()
+"""All recorded steps."""
+
+
 class LocalEngine(ABC):
     """Trains cohorts of clients. Engines differ in how a step is computed and how many clients a cohort has.
 
@@ -46,8 +71,7 @@ class LocalEngine(ABC):
 
     Attributes:
         step_functions: functions that compute a step, one per phase of the local work.
-        may_descend: whether recorded steps may include the step of plain SGD; set to False where batches have many
-            shapes.
+        descents: which recorded steps may include the step of plain SGD; None for none, where batches have many shapes.
         padded_width: number of examples to which a batch is padded, 0 for no padding.
         compiles: whether steps are recorded and compiled.
         watch: compares some steps with those of one client at a time; None for no comparison.
@@ -74,9 +98,10 @@ class LocalEngine(ABC):
         # all examples (`full_gradient`) freeze nothing and have a recording of their own.
         self.step_functions: list[StepFunction] = [self.compute_step for _ in work.phases]
         self._whole_step: StepFunction = self.compute_step
-        self.may_descend = True
+        self.descents: Descents | None = ALL
         self.padded_width = 0
         self.compiles = False
+        self._patience = 0
         self.watch: StepWatch | None = None
         self.failure: StepFailure | None = None
         self.phase = 0  # of the local work, at the moment
@@ -102,6 +127,10 @@ class LocalEngine(ABC):
     @abstractmethod
     def pure_step(self, params: Tensor, input: StepInput) -> StepResult:
         """``compute_step`` as a pure function of its arguments, which can be recorded."""
+
+    @abstractmethod
+    def quick_step(self, params: Tensor, input: StepInput) -> StepResult:
+        """``pure_step`` in the way that is fastest without a recording."""
 
     @abstractmethod
     def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
@@ -133,22 +162,26 @@ class LocalEngine(ABC):
     def alike(self, work: LocalWork, callbacks: list[FederatedCallback], seed: int) -> Self:
         """Return an engine of the same kind and cohort size, for other work on a copy of the model."""
         engine = type(self)(self.model.copy(), self.data, work, callbacks, seed, self.cohort_size)
-        engine.may_descend = self.may_descend
+        engine.descents = self.descents
         engine.padded_width = self.padded_width
         if self.is_recorded:
-            engine.trace_steps(self.compiles)
+            engine.trace_steps(self.compiles, self._patience)
         return engine
 
-    def trace_steps(self, compile: bool = False) -> None:
+    def trace_steps(self, compile: bool = False, patience: int = 0) -> None:
         """Record the step once for each shape of batch, and replay the recording from then on.
 
         Args:
             compile: make kernels of the recording with ``torch.compile``.
+            patience: how many batches of a shape must have come before it is recorded.
         """
-        kind = CompiledStep if compile else TracedStep
-        self.step_functions = [kind(self.pure_step) for _ in self.work.phases]
-        self._whole_step = kind(self.pure_step)
-        self.compiles = compile
+
+        def traced() -> TracedStep:
+            return CompiledStep(self.pure_step) if compile else TracedStep(self.pure_step, self.quick_step, patience)
+
+        self.step_functions = [traced() for _ in self.work.phases]
+        self._whole_step = traced()
+        self.compiles, self._patience = compile, patience
 
     def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         """Outputs ``[G, b, ...]`` of x's submodules on the batches of G clients, by name; empty if no loss reads any.
@@ -285,13 +318,13 @@ class LocalEngine(ABC):
 
     def _train_phase(self, cohort: Cohort, phase: CohortPhase, gradient: Gradient, logs: StepLogs) -> None:
         """Take the steps of one phase; parameters that the phase does not train stay as they are."""
-        descends = self._descends(cohort, phase)
+        may_descend = self._descends(cohort, phase)
         self.phase = phase.index
         with self.model.training_only(self.trained[phase.index]):
             for step in self._local_steps(cohort, phase, logs):
                 cohort.step = step.number
                 cohort.active = step.active
-                if descends:
+                if may_descend and self.descents is not None and self.descents.include(step):
                     self._descend(cohort, phase, step)
                 else:
                     self._take_step(cohort, phase, gradient, step)
@@ -354,12 +387,14 @@ class LocalEngine(ABC):
     @property
     def may_record_descents(self) -> bool:
         """Whether recorded steps may include the step of plain SGD: nobody looks at gradients in between."""
-        return self.may_descend and not self.is_wrapped
+        return self.descents is not None and not self.is_wrapped
 
     def _descends(self, cohort: Cohort, phase: CohortPhase) -> bool:
         """Whether a recording can take the whole step: nothing else happens but ``values -= rate * gradient``."""
         return (
             self.may_record_descents
+            and self.descents is not None
+            and cohort.round.number >= self.descents.first_round
             and isinstance(self.step_functions[phase.index], TracedStep)
             and cohort.round.basis is None
             and self.work.clip_value is None

@@ -6,7 +6,7 @@ the step is shown to allow it, by looking at what it does and by comparing numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,14 +17,15 @@ from lfl.client.model import ClientModel
 from lfl.client.optimizer import ELEMENTWISE, build_optimizer
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
-from lfl.engine.base import LocalEngine
+from lfl.engine.base import ALL, Descents, LocalEngine
 from lfl.engine.graph.separable import why_not_separable
 from lfl.engine.sequential import SequentialEngine
 from lfl.engine.trial import Trial
 from lfl.engine.vectorized import VectorizedEngine, vectorized_features, vectorized_step
 from lfl.engine.witness import Difference, Witness
 
-TraceSteps = bool | Literal["compile"]
+TraceSteps = bool | Literal["auto", "compile"]
+Recording = bool | Literal["compile"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Path:
         cohort_size: the largest number of clients of a cohort (C).
         padded_width: number of examples to which batches are padded; 0 for no padding.
         recording: whether steps are recorded, and compiled.
-        may_descend: whether recorded steps may include the step of plain SGD.
+        patience: how many batches of a shape must have come before it is recorded.
+        descents: which recorded steps may include the step of plain SGD; None for none.
         joint_features: whether features of the server's model, which loss terms read, may be read for many batches at
             once.
     """
@@ -44,9 +46,15 @@ class Path:
     name: Literal["sequential", "vectorized"] = "sequential"
     cohort_size: int = 1
     padded_width: int = 0
-    recording: TraceSteps = False
-    may_descend: bool = True
+    recording: Recording = False
+    patience: int = 0
+    descents: Descents | None = ALL
     joint_features: bool = True
+
+    @property
+    def at_once(self) -> Path:
+        """The same path, recording what it records at the first call."""
+        return replace(self, patience=0)
 
     def engine(
         self, model: ClientModel, data: FederatedData, work: LocalWork, callbacks: list[FederatedCallback], seed: int
@@ -54,11 +62,11 @@ class Path:
         """Build the engine that computes steps in this way."""
         kind: type[LocalEngine] = VectorizedEngine if self.name == "vectorized" else SequentialEngine
         engine = kind(model, data, work, callbacks, seed, self.cohort_size)
-        engine.padded_width, engine.may_descend = self.padded_width, self.may_descend
+        engine.padded_width, engine.descents = self.padded_width, self.descents
         if not self.joint_features:
             engine.frozen.is_joint = False
         if self.recording:
-            engine.trace_steps(compile=self.recording == "compile")
+            engine.trace_steps(compile=self.recording == "compile", patience=self.patience)
         return engine
 
 
@@ -114,6 +122,8 @@ def why_not_recorded(model: ClientModel) -> str | None:
         return "some of its gradients come from `backward` only, as those of reentrant checkpoints do"
     if model.traits.reads:
         return f"it reads {model.traits.reads[0]}, which is not the same at every step"
+    if model.traits.reads_values:
+        return f"what it does depends on the values of tensors, by `{model.traits.reads_values[0]}`"
     return None
 
 
@@ -147,7 +157,7 @@ def _why_not_the_same(model: ClientModel, trial: Trial, is_padded: bool) -> str 
     return None
 
 
-def brief(error: Exception) -> str:
+def brief(error: BaseException) -> str:
     """The type of an error and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"

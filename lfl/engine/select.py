@@ -1,6 +1,5 @@
 """Choosing how the steps of a run are computed."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -8,9 +7,9 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from lfl.callback import FederatedCallback
+from lfl.client.caches import caches_of, fill
 from lfl.client.foresee import at_round_1
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
@@ -18,13 +17,12 @@ from lfl.client.schedule import count_calls
 from lfl.client.step import Extras, StepInput
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
-from lfl.engine.base import LocalEngine
-from lfl.engine.graph.traced import TracedStep
-from lfl.engine.paths import Path, TraceSteps, why_not_padded, why_not_recorded, why_not_vectorized
+from lfl.engine.base import ALL, Descents, LocalEngine
+from lfl.engine.paths import Path, Recording, TraceSteps, why_not_padded, why_not_recorded, why_not_vectorized
+from lfl.engine.timing import StepCost, StepTimer, largest_batch
 from lfl.engine.training import LocalTraining
 from lfl.engine.trial import Trial, make_trial
 from lfl.engine.vectorized import VectorizedEngine
-from lfl.randomness import client_keys
 
 EngineName = Literal["auto", "sequential", "vectorized"]
 
@@ -33,6 +31,11 @@ _LARGEST_COHORT = 128
 _DEVICE_SHARE = 0.6  # of the free memory of a device, for what a cohort needs
 _MARGIN = 0.9  # the trial is short and knows nothing of the rest of a round: prefer the simple engine where it is close
 _FEWER_CALLS = 0.8  # padding is worth it where it saves a fifth of the calls
+# Steps of a shape that are taken before it is recorded, by default: recording takes as long as a few hundred steps of a
+# small model, or as some tens of a larger one. So it never costs much more than what has been done so far.
+_PATIENCE = 200
+_LONG = 5  # times the patience: a run of so many steps is timed as it will go on, recorded
+_JOINS = 1.5  # sums of processes cost what they take when nobody waits, and more: processes are never done together
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,23 @@ class EngineSettings:
         name: ``auto`` is the vectorized engine where the model allows it and a short trial finds it faster.
         cohort_size: clients of a cohort; None for as many as memory allows.
         clients_per_round: about how many there are.
-        trace_steps: whether steps are recorded, and compiled.
-        resumed: the choice that ``auto`` made before, if a run is resumed; then nothing is timed.
+        trace_steps: whether steps are recorded, and compiled; ``auto`` records those that may be, once a shape of
+            batches has come often enough.
+        max_rounds: how many rounds there are.
+        most_threads: threads that torch may use; 1 to leave their number as it is.
+        processes: how many share the clients of a round.
+        join: seconds that the sums of a round take to meet, with several processes; all of them must call it.
+        resumed: the choices that were made before, if a run is resumed; then nothing is timed.
     """
 
     name: EngineName
     cohort_size: int | None = None
     clients_per_round: int = 10
-    trace_steps: TraceSteps = False
+    trace_steps: TraceSteps = "auto"
+    max_rounds: int = 100
+    most_threads: int = 1
+    processes: int = 1
+    join: Callable[[], float] | None = None
     resumed: dict[str, Any] | None = None
 
 
@@ -80,13 +92,21 @@ def build_training(
     """
     trial = make_trial(model, data, seed)
     first = at_round_1(model)
-    first.traits = probe(first, [trial.batch_of(row) for row in range(len(trial))], list(trial.keys))
+    batches, keys = [trial.batch_of(row) for row in range(len(trial))], list(trial.keys)
+    first.traits = probe(first, batches, keys)
+    if first.traits.changed_attributes and (caches := caches_of(first, batches, keys)):
+        for module in (first.module, model.module):
+            fill(module, caches)
+        first.traits = probe(first, batches, keys)
     model.traits = first.traits
     _warn_of_missing_gradients(model)
     chooser = _Chooser(settings, first, data, work, callbacks, seed, trial, ask)
     # With `auto`, recording is a wish like the engine.
-    named = settings.name, settings.trace_steps if settings.name != "auto" else False
-    return LocalTraining(model, data, work, callbacks, seed, chooser.path(), named, trial)
+    wanted = settings.trace_steps if settings.name != "auto" else "auto"
+    path = chooser.path()
+    chooser.set_threads(path)
+    chooser.compare_processes(path)
+    return LocalTraining(model, data, work, callbacks, seed, path, (settings.name, wanted), trial)
 
 
 @dataclass(frozen=True)
@@ -104,19 +124,57 @@ class _Chooser:
 
     def path(self) -> Path:
         """The path that the user asked for or, with ``auto``, the faster one of two."""
-        name, resumed = self.settings.name, self.settings.resumed or {}
-        chosen = (name, resumed.get("name"))
+        name, resumed = self.settings.name, self._resumed
+        chosen = (name, resumed.get("name") if name == "auto" else None)
         if "sequential" in chosen or not self._can_vectorize(is_named=name == "vectorized"):
-            return Path("sequential", recording=self._recording())
+            return self._patient(Path("sequential", recording=self._recording()))
         size = self.settings.cohort_size or self.ask(
             lambda: min(automatic_cohort_size(self.model, self.data, self.seed), self._per_round)
         )
         vectorized = Path("vectorized", size, recording=self._recording())
-        vectorized = self._with_padding(vectorized, is_allowed=resumed.get("is_padded", True))
-        sequential = Path("sequential", recording=vectorized.recording)
+        is_padding_allowed = name != "auto" or resumed.get("is_padded", True)
+        vectorized = self._patient(self._with_padding(vectorized, is_padding_allowed))
+        sequential = self._patient(Path("sequential", recording=vectorized.recording))
         if "vectorized" in chosen or self.ask(lambda: self._is_faster(vectorized, sequential)):
             return vectorized
         return sequential
+
+    def set_threads(self, path: Path) -> None:
+        """Let torch compute with the threads that a resumed run had, or with all of them if that is clearly faster."""
+        most = self.settings.most_threads
+        if most == 1:
+            return
+        saved = self._resumed.get("threads")
+        count = min(path.cohort_size, self._per_round)
+        number = saved and min(saved, most)
+        number = number or self.ask(
+            lambda: most if self._timer.are_faster(most, self._as_taken(path), count) else 1,
+        )
+        torch.set_num_threads(number)
+
+    def compare_processes(self, path: Path) -> None:
+        """Say so where several processes share a round's work in no less time than one takes for all of it."""
+        settings = self.settings
+        if settings.processes == 1 or settings.join is None or self.model.parameters[0].device.type != "cpu":
+            return
+        join = settings.join()
+        if self.ask(lambda: self._saved_by_sharing(path) < _JOINS * join):
+            rank_zero_info(
+                f"{settings.processes} processes are no faster than one here: what each saves of a round's work is "
+                "less than it takes to join their sums. Use `trainer.devices=1`."
+            )
+
+    def _saved_by_sharing(self, path: Path) -> float:
+        """Seconds of a round that processes save by training some clients each."""
+        _, sizes, steps = self._typical_clients()
+        cost = self._cost(path)
+        ranks = cost.engine.deal(steps, self.settings.processes)
+        parts = (ranks == rank for rank in range(self.settings.processes))
+        return cost.of_round(sizes, steps) - max(cost.of_round(sizes[part], steps[part]) for part in parts)
+
+    @property
+    def _resumed(self) -> dict[str, Any]:
+        return self.settings.resumed or {}
 
     @property
     def _per_round(self) -> int:
@@ -125,13 +183,15 @@ class _Chooser:
     def _engine(self, path: Path, model: ClientModel | None = None) -> LocalEngine:
         return path.engine(model or self.model, self.data, self.work, self.callbacks, self.seed)
 
-    def _recording(self) -> TraceSteps:
-        """Whether steps are recorded: if that was asked for and the model allows it; warns if not.
+    def _recording(self) -> Recording:
+        """Whether steps are recorded: if that was asked for, or left to us, and the model allows it; says so if not.
 
         Raises:
-            ValueError: it does not, and the user asked for an engine by name.
+            ValueError: it does not, and the user asked for it, and for an engine, by name.
         """
         trace_steps = self.settings.trace_steps
+        if trace_steps == "auto":
+            return self._resumed.get("recording") is not False and self._is_recorded_by_default()
         reason = why_not_recorded(self.model) if trace_steps else None
         if reason is not None and self.settings.name != "auto":
             raise ValueError(
@@ -142,6 +202,46 @@ class _Chooser:
         if reason is not None and self.model.traits.side_effect is None:
             rank_zero_warn(f"The step of {type(self.model.module).__name__} is not recorded: {reason}.")
         return False if reason is not None else trace_steps
+
+    def _is_recorded_by_default(self) -> bool:
+        reason = why_not_recorded(self.model)
+        # `auto` has said side effects already: they keep clients apart, too. A run that is too short to record anything
+        # loses nothing.
+        is_said = self.settings.name == "auto" and self.model.traits.side_effect is not None
+        if reason is not None and not is_said and self._num_calls(Path()) * self.settings.max_rounds > _PATIENCE:
+            rank_zero_info(f"The step of {type(self.model.module).__name__} is not recorded: {reason}.")
+        return reason is None
+
+    def _patient(self, path: Path) -> Path:
+        """Let a path that was not asked for by name record a shape of batches when it has come often enough.
+
+        Which steps include their descent must follow from the round and the batch alone: those of batches of the usual
+        width, from the round on before which there have been so many.
+        """
+        if not path.recording or self.settings.trace_steps != "auto":
+            return path
+        descents = path.descents
+        if descents is not None:
+            width = 0 if path.padded_width else self._usual_width
+            calls = self._num_calls(path, width or path.padded_width)
+            descents = Descents(1 + int(_PATIENCE // max(1.0, calls)), width)
+        return replace(path, patience=_PATIENCE, descents=descents)
+
+    @property
+    def _usual_width(self) -> int:
+        """The number of examples of a full batch."""
+        size = int(self.data.batch_size)
+        return size if self.work.sampling == "replacement" else min(size, int(self.data.client_sizes.max()))
+
+    def _num_calls(self, path: Path, width: int = 0) -> float:
+        """About how many steps of cohorts a round has; those with batches of ``width`` examples, if it is given."""
+        _, sizes, steps = self._typical_clients()
+        if not len(sizes):
+            return 0.0
+        if width and not path.padded_width and self.work.sampling != "replacement":
+            steps = steps * (sizes // width) / ((sizes + self.data.batch_size - 1) // self.data.batch_size)
+        cohorts = steps.double().sort(descending=True).values.split(path.cohort_size)
+        return sum(float(cohort.max()) for cohort in cohorts)
 
     def _can_vectorize(self, is_named: bool) -> bool:
         """Whether the vectorized engine can train the model; warns if not.
@@ -169,7 +269,7 @@ class _Chooser:
         """
         data, engine = self.data, self._engine(path)
         is_even = int(data.client_sizes.min()) == int(data.client_sizes.max())
-        path = replace(path, may_descend=is_even)
+        path = replace(path, descents=ALL if is_even else None)
         if is_even or self.work.sampling == "replacement" or not is_allowed:
             return path
         _, sizes, steps = self._typical_clients()
@@ -184,7 +284,7 @@ class _Chooser:
             rank_zero_info(f"Batches of {type(self.model.module).__name__} are not padded to one length: {reason}.")
             return path
         # Padded batches have few shapes, as even ones have: each shape is recorded, which takes as long as many steps.
-        return replace(path, padded_width=min(data.batch_size, int(data.client_sizes.max())), may_descend=True)
+        return replace(path, padded_width=min(data.batch_size, int(data.client_sizes.max())), descents=ALL)
 
     def _typical_clients(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, sizes and local steps of as many clients as take part in a round, evenly spaced over the ids."""
@@ -196,52 +296,25 @@ class _Chooser:
         return ids, sizes, self.work.num_steps(sizes, data.batch_size)
 
     def _is_faster(self, vectorized: Path, sequential: Path) -> bool:
-        """Whether a round is faster vectorized, estimated from timed steps and the batches of typical clients.
-
-        A call of n clients is taken to cost ``alone + (n - 1) * each``.
-        """
+        """Whether a round of typical clients is faster vectorized, by timed steps."""
         _, sizes, steps = self._typical_clients()
         if not len(sizes):
             return False
-        # Timed on a copy, so that nothing is left of it in the module.
-        model = self.model.copy()
-        batched_engine, alone_engine = self._engine(vectorized, model), self._engine(sequential, model)
-        one = self._seconds(alone_engine, 1)
-        alone, size = self._seconds(batched_engine, 1), min(vectorized.cohort_size, len(sizes))
-        each = (self._seconds(batched_engine, size) - alone) / (size - 1) if size > 1 else 0.0
-        batched = 0.0
-        for rows in batched_engine.order(torch.arange(len(sizes)), steps, sizes).split(size):
-            # Clients whose batches have the same size at a step are one call; padded, all clients are.
-            calls, members = count_calls(sizes[rows], steps[rows], self.data.batch_size)
-            calls = int(steps[rows].max()) if vectorized.padded_width else calls
-            batched += alone * calls + max(each, 0.0) * (members - calls)
-        return batched < _MARGIN * one * int(steps.sum())
+        together, alone = self._cost(vectorized), self._cost(sequential)
+        return together.of_round(sizes, steps) < _MARGIN * alone.of_round(sizes, steps)
 
-    def _seconds(self, engine: LocalEngine, count: int) -> float:
-        """Seconds of one step of ``count`` clients, the least of five."""
-        batch, keys = _largest_batch(self.data, engine.model, self.seed, count)
-        params = engine.model.flat_parameters().repeat(count, 1)
-        best, anchor = float("inf"), params[0].clone()
-        with engine.model.recording(), engine.model.training_only(engine.trained[0]):
-            for _ in range(5):  # the first ones are for warming up
-                start = time.perf_counter()
-                features = engine.global_features(batch, keys, anchor)
-                _take_step(engine, params, StepInput(batch, keys, anchor, Extras(features, {})))
-                float(params[0, 0])  # wait for the device
-                best = min(best, time.perf_counter() - start)
-        return best
+    def _cost(self, path: Path) -> StepCost:
+        _, sizes, _ = self._typical_clients()
+        return self._timer.cost(self._as_taken(path), min(path.cohort_size, max(1, len(sizes))))
 
+    def _as_taken(self, path: Path) -> Path:
+        """A path as the run will take most of its steps: a short run records nothing."""
+        is_long = self._num_calls(path) * self.settings.max_rounds > _LONG * path.patience
+        return path if is_long else replace(path, recording=False)
 
-def _take_step(engine: LocalEngine, params: Tensor, input: StepInput) -> None:
-    """Take a step of G clients in the form in which training will take it, without effect."""
-    if engine.padded_width:
-        size = next(leaf.shape[1] for leaf in tree_leaves(input.batch) if isinstance(leaf, Tensor))
-        input = input._replace(weights=params.new_full((len(params), size), 1 / size))
-    function = engine.step_functions[0]
-    if isinstance(function, TracedStep) and engine.may_record_descents:
-        function.descend(0.0, params, input)
-    else:  # the update belongs to the cost of a step, too; with a rate of zero it changes nothing
-        params -= 0.0 * function(params, input).gradients
+    @property
+    def _timer(self) -> StepTimer:
+        return StepTimer(self.model, self.data, self.work, self.callbacks, self.seed)
 
 
 def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) -> int:
@@ -262,7 +335,7 @@ def automatic_cohort_size(model: ClientModel, data: FederatedData, seed: int) ->
 def _peak(model: ClientModel, data: FederatedData, seed: int, count: int) -> int:
     """The most bytes that a step of ``count`` clients takes on the device."""
     device = model.parameters[0].device
-    batch, keys = _largest_batch(data, model, seed, count)
+    batch, keys = largest_batch(data, model, seed, count)
     engine = VectorizedEngine(model.copy(), data, LocalWork(), [], seed, count)
     params = model.flat_parameters().repeat(count, 1)
     anchor = params[0].clone()
@@ -272,16 +345,6 @@ def _peak(model: ClientModel, data: FederatedData, seed: int, count: int) -> int
         extras = Extras(engine.global_features(batch, keys, anchor), {})
         engine.compute_step(params, StepInput(batch, keys, anchor, extras))
     return int(torch.cuda.max_memory_allocated(device)) - int(before)
-
-
-def _largest_batch(data: FederatedData, model: ClientModel, seed: int, count: int) -> tuple[Any, Tensor]:
-    """A batch of ``count`` equal clients (the one with most examples), and their keys."""
-    largest = data.client_sizes.argmax().expand(count)
-    indices, sizes = data.client_indices(largest)
-    device = model.parameters[0].device
-    indices = indices[:, : min(data.batch_size, int(sizes[0]))].to(device)
-    batch = next(iter(data.batches([(indices, indices)])))
-    return model.converted(batch), client_keys(torch.arange(count, device=device), seed, "trial")
 
 
 def _warn_of_missing_gradients(model: ClientModel) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lfl.callback import FederatedCallback, overrides
@@ -46,7 +47,8 @@ class LocalTraining:
         callbacks: the stack.
         seed: of all draws.
         path: how steps are computed at first.
-        named: the engine and the recording that the user asked for by name, which are not left silently.
+        named: the engine and the recording that the user asked for by name, which are not left silently; ``auto`` for
+            what is left to the run.
         trial: batches to try steps on.
 
     Attributes:
@@ -71,6 +73,7 @@ class LocalTraining:
         self._generators = HostGenerators(*model.module.modules())
         self._round = 0
         self._is_watching = False  # whether the next cohort is watched
+        self._threads = torch.get_num_threads()
         self.generation = 0
         self._follow(path)
         self._dealer = self.engine  # all processes must deal clients alike, also if one of them leaves its path
@@ -86,7 +89,8 @@ class LocalTraining:
         """
         self._round = number
         self.engine.start_round()
-        self._is_watching = number & (number - 1) == 0 or self._model.traits.depends_on_rounds
+        is_due = number & (number - 1) == 0 or number == self._first_descents
+        self._is_watching = is_due or self._model.traits.depends_on_rounds
         state = self._module_state()
         if state == self._seen and not self._model.traits.depends_on_rounds:
             return
@@ -157,7 +161,14 @@ class LocalTraining:
             "name": path.name,
             "cohort_size": int(self.engine.cohort_size),
             "is_padded": bool(path.padded_width),
+            "recording": path.recording,
+            "threads": self._threads,
         }
+
+    @property
+    def _first_descents(self) -> int:
+        """The round from which on recorded steps include their descent; 0 for none."""
+        return self._path.descents.first_round if self._path.recording and self._path.descents is not None else 0
 
     @property
     def _is_plain(self) -> bool:
@@ -203,7 +214,7 @@ class LocalTraining:
         if not self._is_right(right, StepSample(failure.phase, failure.params, failure.input)):
             raise error
         try:
-            self._leave_path(right, f"its training step fails ({brief(error)})")
+            self._leave_path(right, _reason_of(error, is_asked_for=self._named[1] != "auto"))
         except RuntimeError as refusal:  # the user asked for this path
             raise refusal from error
 
@@ -227,7 +238,7 @@ class LocalTraining:
     def _is_right(self, path: Path, sample: StepSample) -> bool:
         """Whether the steps of a sample are right on a path."""
         model = self._model.copy()
-        engine = path.engine(model, self._data, self._work, self._callbacks, self._seed)
+        engine = path.at_once.engine(model, self._data, self._work, self._callbacks, self._seed)
         trained = engine.trained[sample.phase]
         steps = sample.as_taken(together=path.name == "vectorized", padded=bool(path.padded_width))
         try:
@@ -259,7 +270,7 @@ class LocalTraining:
                 )
             what = "is trained one client at a time"
         elif path.recording and not right.recording:
-            if recording:
+            if recording != "auto":
                 raise TraceError(
                     f"`trace_steps={str(recording).lower()}` cannot record the step of {kind} from round {self._round} "
                     f"on: {reason}. Leave it out."
@@ -269,7 +280,9 @@ class LocalTraining:
             what = "reads the features of the global model batch by batch"
         else:
             what = "is trained without padding"
-        rank_zero_warn(f"From round {self._round} on, {kind} {what}: {reason}.")
+        # What nobody asked for is no loss that needs a warning.
+        is_default = what == "is not recorded" and path.patience > 0
+        (rank_zero_info if is_default else rank_zero_warn)(f"From round {self._round} on, {kind} {what}: {reason}.")
         return right
 
     def _follow(self, path: Path) -> None:
@@ -310,3 +323,13 @@ class LocalTraining:
                 f"{owner} moves all parameters by coordinates, but {frozen[0]!r} is frozen from round {self._round} "
                 "on: freeze it before the run, or not at all."
             )
+
+
+def _reason_of(error: Exception, is_asked_for: bool) -> str:
+    """Why a step that raised an error is taken in another way, for a sentence about the module."""
+    # These errors tell who has asked for recordings what to do.
+    if isinstance(error, TraceError) and not is_asked_for:
+        if error.__cause__ is None:
+            return "recorded and replayed, its training step gives other numbers"
+        return f"its operations cannot be listed ({brief(error.__cause__)})"
+    return f"its training step fails ({brief(error)})"

@@ -42,6 +42,10 @@ class VectorizedEngine(LocalEngine):
         return vectorized_step(self.model, params, input)
 
     @override
+    def quick_step(self, params: Tensor, input: StepInput) -> StepResult:
+        return self.pure_step(params, input)
+
+    @override
     def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
         return vectorized_features(self.model, batch, keys, anchor)
 

@@ -110,7 +110,7 @@ class Witness:
     def _reason(
         self, ours: _Result, exact: _Result, allowed: Callable[[slice], float], rounding: dict[str, float]
     ) -> str | None:
-        tolerance = _LOW_PRECISION if self._is_low else _TOLERANCE[exact.gradient.dtype]
+        tolerance = _LOW_PRECISION if self._is_low else max(_tolerance(exact.gradient), _tolerance(exact.loss))
         if ours.logs.keys() != exact.logs.keys():
             return f"it logs {sorted(ours.logs)} instead of {sorted(exact.logs)}"
         largest = _largest(exact.gradient)
@@ -128,6 +128,10 @@ class Witness:
             if not distance <= limit + rounding.get(name, 0.0):
                 return f"{what} is {distance:.2g} off, of {size:.2g}"
         return None
+
+
+def _tolerance(values: Tensor) -> float:
+    return _TOLERANCE.get(values.dtype, _LOW_PRECISION)
 
 
 class _Result:

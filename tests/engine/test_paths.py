@@ -92,14 +92,14 @@ class Mixing(torch.optim.SGD):
 def test_a_path_builds_its_engine() -> None:
     data = ragged_data()
     data.setup("fit")
-    for path in (Path(), Path("vectorized", 3, padded_width=5, recording=True, may_descend=False)):
+    for path in (Path(), Path("vectorized", 3, padded_width=5, recording=True, descents=None)):
         engine = path.engine(ClientModel(mlp()), data, LocalWork(), [], 0)
         assert (engine.name, engine.cohort_size, engine.padded_width) == (
             path.name,
             path.cohort_size,
             path.padded_width,
         )
-        assert (engine.is_recorded, engine.may_descend) == (path.recording, path.may_descend)
+        assert (engine.is_recorded, engine.descents) == (path.recording, path.descents)
 
 
 def test_an_error_in_one_line() -> None:

@@ -18,9 +18,9 @@ when it was recorded: ``batch_idx`` (always 0), the time, Python counters, branc
 recordings apart by phase of the local work, since which parameters are frozen is part of them.
 
 What is checked, and when: ``select`` refuses modules that change buffers, draw from torch's global generator, or log
-Metric objects, before the first round. The second call of every shape is computed both ways and must agree to the bit;
-a step with descent at its first call, to rounding; a compiled step at its first call, in norm. What differs raises
-``TraceError``; nothing is replaced silently.
+Metric objects, or read the values of tensors, before the first round. The calls 2, 4, 8, ... of every shape are
+computed both ways and must agree to the bit; a step with descent at its calls 1, 2, 4, ..., to rounding; a compiled
+step at its first call, in norm. What differs raises ``TraceError``; nothing is replaced silently.
 
 ``separable`` reads a list of another kind: the operations of one client's loss, without gradients, as ``listing`` makes
 it at two sizes of the batch. From what is known of each tensor (``examples``) and what operations do to it

@@ -23,7 +23,7 @@ class CompiledStep(TracedStep):
     every call. Compiling takes seconds a shape. The first call of every shape is compared with the step itself.
 
     Args:
-        step: as in ``TracedStep``.
+        step: as in ``TracedStep``, and the others: what is asked for by name does not wait.
     """
 
     @override

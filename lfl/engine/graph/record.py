@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lfl.client.step import StepFunction, StepInput
 from lfl.engine.graph.alias import owner_of
+from lfl.engine.graph.constants import ConstantReads
 from lfl.engine.graph.descend import descend_in_place
 from lfl.engine.graph.shapes import one_fake_mode
 from lfl.engine.graph.simplify import simplify
@@ -51,7 +52,8 @@ def record(
     def flat(params: Tensor, *leaves: Tensor) -> list[Tensor]:
         nonlocal names
         # Without its number: a recording serves every step, and shows the module `batch_idx` 0.
-        gradients, losses, logs = step(params, StepInput(*tree_unflatten(leaves, spec)))
+        with ConstantReads():
+            gradients, losses, logs = step(params, StepInput(*tree_unflatten(leaves, spec)))
         names = tuple(logs)
         return [gradients, losses, *logs.values()]
 

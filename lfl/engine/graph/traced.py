@@ -1,5 +1,6 @@
 """A step that is recorded once for each shape of its arguments, and replayed."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -28,34 +29,48 @@ class TracedStep:
 
     The recorded operations are the same ones, in the same order, without those that change nothing, and give the same
     bits. What is not a tensor is recorded as it was at the first call: a step that reads ``batch_idx``,
-    ``current_epoch``, the time or a Python counter must not be recorded. The second call of every shape is therefore
-    computed both ways and compared. (The first one would not tell: it is what has been recorded.)
+    ``current_epoch``, the time or a Python counter must not be recorded. The calls 2, 4, 8, ... of every recording are
+    therefore computed both ways and compared. (The first one would not tell: it is what has been recorded.)
+
+    Recording takes as long as some hundred steps of a small model. A shape that comes less often is better computed
+    each time; with patience it is recorded when it has come so often that recording would have paid.
 
     Args:
         step: a pure function.
+        plain: computes the same, faster where nothing is recorded; None for ``step`` itself.
+        patience: how many calls of a shape are computed before it is recorded.
     """
 
-    def __init__(self, step: StepFunction) -> None:
-        self._step = step
+    def __init__(self, step: StepFunction, plain: StepFunction | None = None, patience: int = 0) -> None:
+        self._step, self._plain, self._patience = step, plain or step, patience
         self._recorded: dict[Any, tuple[Replay, tuple[str, ...]]] = {}  # by shape, with the names of logged values
         self._descents: dict[Any, tuple[Replay, tuple[str, ...]]] = {}  # likewise, with the step of plain SGD
-        self._trusted: set[Any] = set()  # shapes that have been compared
+        self._calls: Counter[Any] = Counter()  # of each shape, until it was recorded
+        self._replays: Counter[Any] = Counter()  # calls of each recording, the one in which it was made included
 
     def __call__(self, params: Tensor, input: StepInput) -> StepResult:
         """The step's result."""
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._recorded:
+            self._calls[shape] += 1
+            if self._calls[shape] <= self._patience:
+                return self._plain(params, input)
             recorded, names = self._record(params, input)
             self._recorded[shape] = replay_of(recorded), names
+            self._is_to_compare(shape)
             return self._computed(params, input)
         replay, names = self._recorded[shape]
         gradients, losses, *logged = replay(*leaves)
         result = StepResult(gradients, losses, dict(zip(names, logged, strict=True)))
-        if shape not in self._trusted:
+        if self._is_to_compare(shape):
             _compare(result, self._computed(params, input))
-            self._trusted.add(shape)
         return result
+
+    def _is_to_compare(self, recording: Any) -> bool:
+        """Whether this call of a recording is to be compared: call 1 (where it was made), 2, 4, 8, ..."""
+        self._replays[recording] += 1
+        return self._replays[recording] & (self._replays[recording] - 1) == 0
 
     def _record(
         self, params: Tensor, input: StepInput, descend: bool = False
@@ -82,13 +97,14 @@ class TracedStep:
 
         A gradient that is a product of two matrices is added to its parameters by the multiplication itself: no
         gradient is written and read again. Where that happens the numbers differ from the two operations by rounding;
-        they are the same at every call, the first of each shape included, which is compared with the step itself.
+        they are the same at every call, the first of each shape included. It does not wait for a shape to come again.
         """
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._descents:
             recorded, names = self._record(params, input, descend=True)
             self._descents[shape] = replay_of(recorded), names
+        if self._is_to_compare(("descent", shape)):
             self._check_descent(shape, leaves, self._computed(params, input))
         return self._replay_descent(shape, leaves, rate)
 

@@ -41,7 +41,7 @@ def test_a_step_that_reads_more_than_its_arguments_is_refused(tmp_path: Path, mo
         train([], tmp_path, module, equal_data(), trace_steps=True)
 
 
-def test_every_shape_is_recorded_and_checked_once() -> None:
+def test_every_shape_is_recorded_once_and_checked_at_calls_2_4_8() -> None:
     calls = []
 
     def step(x: Tensor, input: StepInput) -> StepResult:
@@ -56,8 +56,43 @@ def test_every_shape_is_recorded_and_checked_once() -> None:
         assert torch.equal(losses, x.sum())
         assert torch.equal(logs.pop("mean"), x.mean())
         assert not logs
-    # Recorded, computed, and compared: three calls a shape, however often it comes.
-    assert sorted(calls) == [(3,)] * 3 + [(4,)] * 3
+    # Recorded, computed, and compared at the second and the fourth call of each.
+    assert sorted(calls) == [(3,)] * 4 + [(4,)] * 3
+
+
+def test_a_patient_recording_waits_for_a_shape_to_come_again() -> None:
+    calls = []
+
+    def step(x: Tensor, input: StepInput) -> StepResult:
+        calls.append("step")
+        return StepResult(x.sin() + 1, x.sum(), {})
+
+    def plain(x: Tensor, input: StepInput) -> StepResult:
+        calls.append("plain")
+        return StepResult(x.sin() + 1, x.sum(), {})
+
+    traced = TracedStep(step, plain, patience=3)
+    for size in (3, 4, 3, 3, 4, 3, 3, 3):
+        x = torch.rand(size)
+        gradients, losses, _ = traced(x, NOTHING)
+        assert torch.equal(gradients, x.sin() + 1)
+        assert torch.equal(losses, x.sum())
+    # The shape (3,): three times plain, then recorded and computed, then compared. (4,) is not recorded.
+    assert calls == ["plain"] * 5 + ["step"] * 3
+
+
+def test_a_descent_that_was_right_at_first_is_seen_to_go_wrong() -> None:
+    """Its first call compares a recording with what was recorded."""
+    factor = 1.0
+
+    def step(x: Tensor, input: StepInput) -> StepResult:
+        return StepResult(x.cos() * factor, x.sum(dim=1), {})
+
+    traced = TracedStep(step)
+    traced.descend(0.1, torch.ones(1, 3), NOTHING)
+    factor = 2.0
+    with pytest.raises(TraceError, match="gives other numbers"):
+        traced.descend(0.1, torch.ones(1, 3), NOTHING)
 
 
 @pytest.mark.parametrize("kind", [TracedStep, pytest.param(CompiledStep, marks=needs_compiler)])
