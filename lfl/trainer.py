@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,8 +169,7 @@ class FederatedTrainer(LightningFacade):
             KeyboardInterrupt: SIGINT stopped the run after a round, with a checkpoint.
             SystemExit: SIGTERM stopped the run after a round, with a checkpoint.
         """
-        # What users draw afterwards does not depend on the run, nor the run on what they drew before.
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+        with self._guarded(model, datamodule, "fit"):
             signal = self._fit(model, datamodule, ckpt_path)
         raise_signal_again(signal)
 
@@ -222,7 +222,7 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+        with self._guarded(model, datamodule, "validate"):
             return self._evaluate_once(model, datamodule, ckpt_path, "validate")[0]
 
     def test(
@@ -235,7 +235,7 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+        with self._guarded(model, datamodule, "test"):
             return self._evaluate_once(model, datamodule, ckpt_path, "test")[0]
 
     def predict(
@@ -248,7 +248,7 @@ class FederatedTrainer(LightningFacade):
             datamodule: its data.
             ckpt_path: checkpoint, or "last" for the newest one in default_root_dir; none for the model as it is.
         """
-        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+        with self._guarded(model, datamodule, "predict"):
             _, outputs = self._evaluate_once(model, datamodule, ckpt_path, "predict")
             suffix = f".rank{self.global_rank}" if self.world_size > 1 else ""
             path = Path(self.log_dir) / f"predictions{suffix}.pt"
@@ -262,6 +262,16 @@ class FederatedTrainer(LightningFacade):
     def stack(self) -> list[FederatedCallback]:
         """The algorithm: the FederatedCallbacks among ``callbacks``, in order."""
         return [callback for callback in self.callbacks if isinstance(callback, FederatedCallback)]
+
+    @contextmanager
+    def _guarded(self, model: LightningModule, datamodule: LightningDataModule, stage: str) -> Iterator[None]:
+        """A run that leaves nothing behind: no process, and no trace in the generators of users."""
+        with self._watch.guarding(), HostGenerators(*model.modules()).kept():
+            try:
+                yield
+            finally:
+                if isinstance(datamodule, LightningDataModule):
+                    datamodule.teardown(stage)
 
     def _prepare(
         self, model: LightningModule, datamodule: LightningDataModule, stage: str
