@@ -104,10 +104,9 @@ def _look(data: Data, name: str, num_classes: int, in_memory: bool, format: Item
         return _Look(
             data, name, data.targets, data.groups, data.parts, target, data.input, data.classes, data.users, format
         )
-    known = data if isinstance(data, ItemData) else None
-    if known is not None:
-        data, format = known.dataset, known.format
-    assert not isinstance(data, ItemData)
+    if isinstance(data, ItemData):
+        groups, classes, users = data.groups, data.classes, data.users
+        return _Look(data.dataset, name, data.targets, groups, classes=classes, users=users, format=data.format)
     reader = ItemReader(data, name, format=format)
     check_item(reader)
     reader.warn_of_other_draws()
@@ -125,8 +124,6 @@ def _look(data: Data, name: str, num_classes: int, in_memory: bool, format: Item
     if targets is None:
         targets = torch.empty(len(reader), 0) if labels is None else labels
     look = _Look(data, name, targets, groups, target=path, format=format)
-    if known is not None:
-        look.classes, look.users = known.classes, known.users
     if path is not None and labels is not None:
         if isinstance(targets, np.ndarray) and isinstance(labels, Tensor):
             look.classes = _learned(targets, labels, spots, name)
@@ -278,7 +275,7 @@ def _finished(
     groups = None if look.groups is None else _as_groups(encoded(look.groups, users, look.name), look.name)
     if look.parts is not None:
         parts = look.parts if look.target is None else with_part(look.parts, look.target, targets)
-        if isinstance(parts, tuple | list) and len(parts) == 2 and look.target == (1,) and isinstance(parts[0], Tensor):
+        if type(parts) in (tuple, list) and len(parts) == 2 and look.target == (1,) and isinstance(parts[0], Tensor):
             return TensorData(parts[0], targets, groups, classes, users)
         return NestData(tuple(parts) if type(parts) is list else parts, targets, groups, classes, users, look.input)
     has_labels = bool(num_classes) and is_label(targets)
