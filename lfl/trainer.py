@@ -195,7 +195,7 @@ class FederatedTrainer(LightningFacade):
         self._writes_csv = logger is not False
         self._csv_logger: CSVLogger | None = None
         self._processes = Processes(self.fabric)
-        self._threads, self._num_nodes = Threads(num_threads), num_nodes
+        self._threads = Threads(num_threads)
         self._are_launched = False
         self._watch = ProcessWatch(self.fabric, self._how_to_go_on)
 
@@ -324,8 +324,9 @@ class FederatedTrainer(LightningFacade):
             self._status = TrainerStatus.INTERRUPTED
             self._tell_of(error)
             raise
-        finally:
-            datamodule.teardown(function.value)
+        finally:  # whatever happens, no process is left behind
+            if isinstance(datamodule, LightningDataModule):
+                datamodule.teardown(function.value)
 
     def _tell_of(self, error: BaseException) -> None:
         if self._lightning is not None:
@@ -344,7 +345,7 @@ class FederatedTrainer(LightningFacade):
         if self.world_size > 1 and not self._are_launched:
             self.fabric.launch()
             self._are_launched = True
-        self._threads.start(self.device, max(1, self.world_size // self._num_nodes), self._processes.ask_first)
+        self._threads.start(self.device, max(1, self.world_size // self.num_nodes), self._processes.ask_first)
         if not isinstance(datamodule, FederatedData):
             raise ValueError(
                 f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can "

@@ -1,6 +1,7 @@
 """Data of N clients: sources, partitioners, batch transforms, and the data module that joins them."""
 
 from lfl.data.base import Batch, FederatedData
+from lfl.data.collate import PadCollate
 from lfl.data.datamodule import FederatedDataModule
 from lfl.data.examples import TensorData
 from lfl.data.matching import match_label_mix
@@ -32,6 +33,7 @@ __all__ = [
     "IndexSets",
     "NaturalPartitioner",
     "Normalize",
+    "PadCollate",
     "Partition",
     "Partitioner",
     "QuantitySkewPartitioner",

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from lightning import LightningDataModule
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lfl.data.partition import Partition
 
-Batch: TypeAlias = tuple[Tensor, ...]
-"""A tuple (inputs, targets, ...); each tensor's first dimensions are those of the positions that were asked for."""
+Batch: TypeAlias = Any
+"""The nest that an item is; each tensor's first dimensions are those of the positions that were asked for."""
 
 
 class FederatedData(LightningDataModule, ABC):
@@ -86,7 +86,7 @@ class FederatedData(LightningDataModule, ABC):
                 it is read, depend on nothing else. May be None unless ``has_random_transforms``.
 
         Returns:
-            Inputs, targets and whatever else the data has, each (clients, examples, ...), on the device of ``place``.
+            A nest of tensors (clients, examples, ...) on the device of ``place``, and of ``Riders``.
         """
 
     @abstractmethod

@@ -22,6 +22,7 @@ from lfl.data.sampling import compact_labels
 from lfl.data.sources import MNIST5000, Source
 from lfl.data.stores import DatasetStore, Loader, Store, make_store
 from lfl.data.transforms import BatchTransform
+from lfl.data.workers import Workers
 from lfl.randomness import client_keys, generator
 
 
@@ -45,7 +46,8 @@ class FederatedDataModule(FederatedData):
         partition_path: file used instead of ``partitioner``: written by ``Partition.save``, or JSON ``{client:
             [positions]}``, or CSV ``client,index``; see ``Partition.load``. It may leave examples out; if it names no
             test examples, they are dealt here.
-        num_workers: number of processes that read ahead; for data that is not in memory.
+        num_workers: number of processes that read ahead, from the first batch to the end of the run; for data that is
+            not in memory.
         num_examples: deal only so many training examples, drawn by ``seed``; none for all.
 
     Attributes:
@@ -95,6 +97,7 @@ class FederatedDataModule(FederatedData):
         self.num_examples = num_examples
         self.num_classes = self.source.num_classes
         self._passes = 0  # over the pooled data, without a trainer to count epochs
+        self._workers: Workers | None = None
         self._stores: dict[str, Store] = {}  # train, test and val; made in `setup`
         self._check_settings()
 
@@ -117,11 +120,19 @@ class FederatedDataModule(FederatedData):
             return
         self.source.check()
         train, test = self.source.load()
-        train, test = examined(train, test, self.num_classes, type(self.source).__name__)
+        train, test = examined(train, test, self.num_classes, type(self.source).__name__, format=self.source.format)
         held_out, kept = self._hold_out(len(train))
+        self._workers = Workers(self.num_workers) if self.num_workers else None
         self.partition = self._partition(train, kept, test)
         self._stores = {"train": self._store(train, self.train_transforms), "test": self._store(test)}
         self._stores["val"] = self._store(train.subset(held_out)) if len(held_out) else self._stores["test"]
+
+    @override
+    def teardown(self, stage: str | None = None) -> None:
+        """Ends the processes that read ahead, at the end of a run; the data stays."""
+        del stage
+        if self._workers is not None:
+            self._workers.close()
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -290,7 +301,7 @@ class FederatedDataModule(FederatedData):
 
     def _store(self, data: Examples, transforms: Sequence[BatchTransform] | None = None) -> Store:
         chosen = self.test_transforms if transforms is None else transforms
-        return make_store(data, chosen, self.num_workers, self.seed)
+        return make_store(data, chosen, self._workers, self.seed)
 
     def _of(self, name: str) -> Store:
         if not self._stores:

@@ -1,10 +1,37 @@
 """Examples of a training or test set: in memory, or where they are; with what is known of all of them."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, Subset
+
+from lfl.data.nests import Path
+
+Collate: TypeAlias = Callable[[list[Any]], Any]
+"""From the items of a batch to the batch, as of torch's DataLoader."""
+
+
+@dataclass(frozen=True)
+class ItemFormat:
+    """What is what in an item, as a source's user says.
+
+    Args:
+        target: the part that is the class label, or the target of a regression: a key of a dict, a place in a tuple, or
+            a path of such with dots, ``meta.label``. None for the second part of a tuple.
+        input: the part that transforms are for; None for the first part of a tuple.
+        collate_fn: makes a batch of items; None to stack them.
+    """
+
+    target: str | int | None = None
+    input: str | int | None = None
+    collate_fn: Collate | None = None
+
+
+USUAL = ItemFormat()
+"""Of items (input, target)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +60,16 @@ class TensorData:
         if not len(self.inputs) == len(self.targets) == len(groups):
             raise ValueError(f"Got {len(self.inputs)} inputs, {len(self.targets)} targets, {len(groups)} groups.")
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """All examples as one batch."""
+        return self.inputs, self.targets
+
+    @property
+    def input(self) -> Path:
+        """Where the input is in ``parts``."""
+        return (0,)
+
     def __len__(self) -> int:
         return len(self.targets)
 
@@ -46,17 +83,61 @@ class TensorData:
 
 
 @dataclass(frozen=True, eq=False)
+class NestData:
+    """A data set in memory whose items are nests other than (input, target); otherwise as ``TensorData``.
+
+    Args:
+        parts: all examples as one batch, a nest of tensors (n, ...) and riders.
+        targets: target of each example, (n, ...), as far as partitioning needs it.
+        groups: id of the natural group of each example, (n,) int64.
+        classes: name of each class, by label.
+        users: name of each natural group, by id.
+        input: where the part is that transforms are for; None for nowhere.
+    """
+
+    parts: Any
+    targets: Tensor
+    groups: Tensor | None = None
+    classes: tuple[str, ...] | None = None
+    users: tuple[str, ...] | None = None
+    input: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def subset(self, positions: Tensor) -> "NestData":
+        """The examples at ``positions``, copied."""
+        groups = None if self.groups is None else self.groups[positions]
+        parts = tree_map(lambda part: part[positions], self.parts)
+        return NestData(parts, self.targets[positions], groups, self.classes, self.users, self.input)
+
+
+class KeptItems(Dataset[Any]):
+    """Items that have been read, as they are: for batches that are made of items and not of tensors."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
+@dataclass(frozen=True, eq=False)
 class ItemData:
     """A map-style data set whose items are read when they are needed; otherwise as ``TensorData``.
 
     Args:
-        dataset: its items are (input, target, ...).
+        dataset: its items are nests.
         name: what it is called in errors.
         targets: target of each example, (n, ...), as far as partitioning needs it.
         groups: id of the natural group of each example, (n,) int64.
         classes: name of each class, by label; items then may have names for targets.
         users: name of each natural group, by id.
         has_labels: whether targets are class labels, one for each example.
+        format: what is what in an item.
     """
 
     dataset: Dataset[Any]
@@ -66,6 +147,7 @@ class ItemData:
     classes: tuple[str, ...] | None = None
     users: tuple[str, ...] | None = None
     has_labels: bool = False
+    format: ItemFormat = USUAL
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -75,9 +157,9 @@ class ItemData:
         groups = None if self.groups is None else self.groups[positions]
         inner: Dataset[Any] = Subset(self.dataset, positions.tolist())
         targets = self.targets[positions]
-        return ItemData(inner, self.name, targets, groups, self.classes, self.users, self.has_labels)
+        return replace(self, dataset=inner, targets=targets, groups=groups)
 
 
-Examples: TypeAlias = TensorData | ItemData
+Examples: TypeAlias = TensorData | NestData | ItemData
 Data: TypeAlias = Examples | Dataset[Any]
 """What sources give; ``examined`` makes ``Examples`` of it."""

@@ -7,21 +7,42 @@ were.
 """
 
 import functools
+import io
+import pickle
 import types
-from collections.abc import Iterator, Sequence, Sized
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from functools import cached_property
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lfl.data.columns import DataError, as_column, as_labels, encoded
+from lfl.data.examples import USUAL, ItemFormat, KeptItems
+from lfl.data.nests import (
+    Path,
+    as_batch,
+    is_numeric,
+    joined,
+    leaves_of,
+    part_of,
+    path_to,
+    said,
+    stacked,
+    with_part,
+)
 from lfl.generators import GENERATORS, HostGenerators
 
 _MANY = 5000  # objects among which a data set's generators are looked for, nearest first
 _LONGEST = 1000  # a longer list is data
+_VALUES = (Tensor, np.ndarray, np.generic, str, bytes, int, float)  # which hold nothing else
 # Whose functions are not looked into. Objects of these libraries are: a transform may hold a generator.
 _LIBRARIES = ("torch.", "torchvision.", "lightning.", "numpy.", "pandas.", "builtins.", "typing.", "abc.", "random.")
 
@@ -29,15 +50,30 @@ Place = tuple[int, int | None]
 """Position of an item, and the key of its draws; without a key, the position is the address."""
 
 
+class Request(NamedTuple):
+    """Asks for a batch.
+
+    Attributes:
+        places: of its items.
+        rows: number of clients, with equally many items each.
+        number: of the data set, where several are read.
+    """
+
+    places: list[Place]
+    rows: int = 1
+    number: int = 0
+
+
 class ItemReader(Dataset[Any]):
-    """Reads items of a map-style data set, alone or as batches; DataLoader's workers do so too.
+    """Reads items of a map-style data set, alone or as batches; workers do so too.
 
     Args:
-        dataset: its items are (input, target, ...).
+        dataset: its items are nests.
         name: what the data set is called in errors.
         seed: part of the address of draws without a key.
         classes: names of classes, by label, where targets are names.
         has_labels: whether targets are class labels, one for each example.
+        format: what is what in an item.
 
     Raises:
         TypeError: the data set has no length.
@@ -50,6 +86,7 @@ class ItemReader(Dataset[Any]):
         seed: int = 0,
         classes: tuple[str, ...] | None = None,
         has_labels: bool = False,
+        format: ItemFormat = USUAL,
     ) -> None:
         if not isinstance(dataset, Sized):
             raise TypeError(f"{name} is a {type(dataset).__name__} without a length: it must be a map-style data set.")
@@ -58,6 +95,9 @@ class ItemReader(Dataset[Any]):
         self.seed = seed
         self.classes = classes
         self.has_labels = has_labels
+        self.format = format
+        self._is_kept = isinstance(dataset, KeptItems)  # which draw nothing
+        self._collate_draws = False  # as far as has been seen
         self._generators: HostGenerators | None = None
 
     def __len__(self) -> int:
@@ -67,38 +107,87 @@ class ItemReader(Dataset[Any]):
     def __getitem__(self, position: int) -> Any:
         return self.items([(position, None)])[0]
 
-    def __getitems__(self, places: list[Place]) -> list[Tensor] | DataError:
-        """The batch of the items at ``places``, or what is wrong with it, for DataLoaders."""
-        try:
-            return self.batch(places)
-        except DataError as error:
-            return error  # raised in a worker, it would arrive as the text of a traceback
+    def batch(self, places: list[Place], rows: int = 1) -> Any:
+        """The items at ``places`` as a nest of tensors (n, ...) and riders.
 
-    def batch(self, places: list[Place]) -> list[Tensor]:
-        """The items at ``places``, each of their parts as one tensor (n, ...)."""
+        Args:
+            places: of n items.
+            rows: number of clients, with equally many items each; of use to a ``collate_fn`` that draws.
+        """
         if not places:  # an empty batch has the shape of the others
-            return [part[:0] for part in self.batch([(0, None)])]
+            return tree_map(lambda part: part[:0], self.batch([(0, None)]))
         items = self.items(places)
-        inputs, targets, *others = [self._stacked(part, places) for part in zip(*items, strict=False)]
-        targets = encoded(as_column(targets, f"targets of {self.name}"), self.classes, self.name)
-        return [inputs, as_labels(targets) if self.has_labels else targets, *others]
+        if self.format.collate_fn is not None:
+            return self._collated([self._with_label(item) for item in items], places, rows)
+        batch = stacked(items, lambda path, values: differing(values, [p for p, _ in places], self.name, path))
+        if self.target is not None:
+            targets = encoded(
+                as_column(part_of(batch, self.target), f"targets of {self.name}"), self.classes, self.name
+            )
+            batch = with_part(batch, self.target, as_labels(targets) if self.has_labels else targets)
+        return tuple(batch) if type(batch) is list else batch
 
     def items(self, places: Sequence[Place]) -> list[Any]:
         """The items at ``places`` as they are."""
+        if self._is_kept:
+            return [self.dataset[position] for position, _ in places]
         with self.generators.kept():
             return [self._read(place) for place in places]
+
+    @cached_property
+    def target(self) -> Path | None:
+        """Where the target of an item is; None if it has none.
+
+        Raises:
+            DataError: the item has no such part.
+        """
+        return self._place("target", self.format.target, 1)
+
+    @cached_property
+    def input(self) -> Path | None:
+        """Where the input of an item is, which transforms are for; None if nobody said so.
+
+        Raises:
+            DataError: the item has no such part.
+        """
+        return self._place("input", self.format.input, 0)
+
+    def _place(self, name: str, wanted: str | int | None, usual: int) -> Path | None:
+        item = self[0]
+        if wanted is None:
+            return (usual,) if isinstance(item, tuple | list) and len(item) > usual else None
+        found = path_to(item, wanted)
+        if found is None:
+            parts = ", ".join(".".join(map(str, path)) for path, _ in leaves_of(item))
+            raise DataError(
+                f"`{name}={wanted!r}` is no part of the items of {self.name}, which have: {parts or 'one'}."
+            )
+        return found
 
     @property
     def generators(self) -> HostGenerators:
         """All generators that the data set may draw from; the first call reads an item."""
         if self._generators is None:
             # Data sets may make their generators when they are first asked for an item.
-            early = HostGenerators(_generators_in(self.dataset))
+            early = HostGenerators(_generators_in(self._code))
             with early.kept():
                 early.seed("first item")
                 self.dataset[0]
-            self._generators = HostGenerators(_generators_in(self.dataset))
+            self._generators = HostGenerators(_generators_in(self._code))
         return self._generators
+
+    @property
+    def _code(self) -> tuple[Any, ...]:
+        """What may draw, or change."""
+        return self.dataset, self.format.collate_fn
+
+    def state(self) -> list[Any]:
+        """A value equal to an earlier one if the numbers, names and flags that a data set holds are what they were.
+
+        Those of what it wraps, of its transforms and of its functions' globals count too. Tensors count as changed when
+        they are others, or have been written into; what is in arrays and long lists is not looked at.
+        """
+        return [value for value in map(_plain, _held_by(self._code)) if value is not None]
 
     def warn_of_other_draws(self) -> None:
         """Warns if the first item differs when it is read again: then it draws from where no seed reaches."""
@@ -114,6 +203,15 @@ class ItemReader(Dataset[Any]):
         # The global generators of a worker are its own, and so are those of its copy of the data set.
         return {**self.__dict__, "_generators": None}
 
+    @override
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        holds_torchs = any(isinstance(generator, torch.Generator) for generator in self.generators.own.values())
+        if get_spawning_popen() is None or not holds_torchs:
+            return super().__reduce_ex__(protocol)
+        sent = io.BytesIO()
+        _Sender(sent, protocol).dump((type(self), self.__getstate__()))
+        return _received, (sent.getvalue(),)
+
     def _read(self, place: Place) -> Any:
         position, key = place
         address = ("position", self.seed, position) if key is None else ("key", key)
@@ -124,42 +222,150 @@ class ItemReader(Dataset[Any]):
             error.add_note(f"This is item {position} of {self.name}, which has {len(self)}.")
             raise
 
-    def _stacked(self, values: Sequence[Any], places: Sequence[Place]) -> Any:
+    def _with_label(self, item: Any) -> Any:
+        """An item in which the name of its class is a number, for a ``collate_fn`` that stacks."""
+        if (
+            self.classes is None
+            or self.target is None
+            or not isinstance(name := part_of(item, self.target), str | bytes)
+        ):
+            return item
+        number = encoded(as_column([name], f"targets of {self.name}"), self.classes, self.name)
+        return with_part(item, self.target, int(number))
+
+    def _collated(self, items: list[Any], places: list[Place], rows: int) -> Any:
+        """The batch that ``collate_fn`` makes: of all clients at once, so that it pads them alike.
+
+        Unless it draws: then of one client after another, whose draws depend on its own examples.
+        """
+        if not (self._collate_draws and rows > 1):
+            batch, draws = self._collate(items, places)
+            self._collate_draws |= draws
+            if not draws or rows == 1:
+                return batch
+        size = len(items) // rows
+        spans = [slice(start, start + size) for start in range(0, len(items), size)]
+        parts = [self._collate(items[span], places[span])[0] for span in spans]
         try:
-            return default_collate(list(values))
-        except RuntimeError as error:  # of `stack`, without saying where
-            if len({np.shape(value) for value in values}) == 1:
-                raise
-            raise differing(values, [position for position, _ in places], self.name) from error
+            return tree_map(lambda *leaves: joined(leaves), *parts)
+        except (RuntimeError, ValueError) as error:
+            raise DataError(
+                f"`collate_fn` of {self.name} draws random numbers, and is therefore called for one client at a time; "
+                "its batches for clients that are trained together differ in shape: pad them to one length."
+            ) from error
+
+    def _collate(self, items: list[Any], places: list[Place]) -> tuple[Any, bool]:
+        """What ``collate_fn`` makes of items, and whether it drew."""
+        assert self.format.collate_fn is not None
+        position, key = places[0]
+        with self.generators.kept():
+            self.generators.seed("collate", *(("position", self.seed, position) if key is None else ("key", key)))
+            before = self.generators.state()
+            made = self.format.collate_fn(items)
+            draws = bool(self.generators.moved_since(before))
+        try:
+            batch = as_batch(made, len(items))
+        except ValueError as error:
+            raise DataError(
+                f"`collate_fn` made {error} of {len(items)} items of {self.name}: every part must be a tensor with one "
+                "row an item, or a list of strings."
+            ) from error
+        return tuple(batch) if type(batch) is list else batch, draws
 
 
-def differing(values: Sequence[Any], positions: Sequence[int], name: str) -> DataError:
-    """The error that names the first item whose shape is not that of the first one."""
-    shapes = [list(np.shape(value)) for value in values]
+class _Sender(ForkingPickler):
+    """Pickles torch's generators by value: their states in shared memory do not reach a process that is spawned."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if not isinstance(thing, torch.Generator):
+            return NotImplemented
+        return _generator, (str(thing.device), thing.get_state().numpy().tobytes())
+
+
+def _generator(device: str, state: bytes) -> torch.Generator:
+    generator = torch.Generator(device)
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return generator
+
+
+def _received(sent: bytes) -> ItemReader:
+    kind, state = pickle.loads(sent)
+    reader: ItemReader = kind.__new__(kind)
+    reader.__dict__.update(state)
+    return reader
+
+
+def differing(values: Sequence[Any], positions: Sequence[int], name: str, path: Path = ()) -> DataError:
+    """The error that names the first item whose part at ``path`` does not fit that of the first one."""
+    shapes = [_shape_of(value) for value in values]
     other = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    if not (isinstance(shapes[0], list) and isinstance(shapes[other], list)):
+        kinds = [_kind_of(values[place]) for place in (0, other)]
+        return DataError(
+            f"Item {positions[other]} of {name} has {said(path)} that is a {kinds[1]}, item {positions[0]} one that is "
+            f"a {kinds[0]}: items must be nests of the same structure, of tensors, arrays, numbers and strings."
+        )
     return DataError(
-        f"Item {positions[other]} of {name} has a part of shape {shapes[other]}, item {positions[0]} of {shapes[0]}: "
-        "the examples of a batch must have equal shapes. Crop, resize or pad them in the data set."
+        f"Item {positions[other]} of {name} has {said(path)} of shape {shapes[other]}, item {positions[0]} of "
+        f"{shapes[0]}: the examples of a batch must have equal shapes. Crop, resize or pad them in the data set, or "
+        "give its source a `collate_fn`, as PadCollate."
     )
 
 
-def _generators_in(root: object) -> types.SimpleNamespace:
-    """The generators of a data set, of what it is made of, and of the functions it calls; by name.
+def _shape_of(value: Any) -> Any:
+    """The shape of what can be stacked; of the rest, what it is."""
+    try:
+        return list(np.shape(value)) if is_numeric(value) else _kind_of(value)
+    except ValueError:  # a list of lists of different lengths
+        return _kind_of(value)
 
-    Wrapped data sets, transforms, closures and module-level names are searched, nearest first.
-    """
+
+def _kind_of(value: Any) -> str:
+    name = type(value).__name__
+    if isinstance(value, Mapping):
+        return f"{name} {list(value)}"
+    return f"{name} of {len(value)}" if isinstance(value, tuple | list) else name
+
+
+def _plain(held: tuple[str, Any]) -> Any:
+    name, value = held
+    if name.startswith("__"):  # Python's own, of classes
+        return None
+    if isinstance(value, Tensor):
+        return name, id(value), 0 if value.is_inference() else value._version
+    if isinstance(value, np.ndarray):
+        return name, id(value), value.shape
+    if isinstance(value, list):
+        return name, id(value), len(value)
+    return (name, value) if value is None or isinstance(value, str | bytes | int | float | np.generic) else None
+
+
+def _generators_in(root: object) -> types.SimpleNamespace:
+    """The generators of a data set, of what it is made of, and of the functions it calls; by name."""
     found: dict[str, Any] = {}
+    for name, thing in _held_by(root):
+        if isinstance(thing, GENERATORS):
+            found[f"{name}_{len(found)}" if name in found else name] = thing
+    return types.SimpleNamespace(**found)
+
+
+def _held_by(root: object) -> Iterator[tuple[str, Any]]:
+    """Everything that a data set holds, with names where it has some, nearest first.
+
+    Wrapped data sets, transforms, closures and module-level names are searched.
+    """
     seen, queue = {id(root)}, [("dataset", root)]
     for name, thing in queue:  # which grows
         if isinstance(thing, GENERATORS):
-            found[f"{name}_{len(found)}" if name in found else name] = thing
             continue
         for inner_name, inner in _parts(thing):
-            is_opaque = isinstance(inner, Tensor | np.ndarray | types.ModuleType | type | str | bytes | int | float)
-            if inner is not None and not is_opaque and id(inner) not in seen and len(queue) < _MANY:
-                seen.add(id(inner))
-                queue.append((inner_name or name, inner))
-    return types.SimpleNamespace(**found)
+            if isinstance(inner, types.ModuleType | type) or id(inner) in seen:
+                continue
+            yield inner_name or name, inner
+            if inner is None or isinstance(inner, _VALUES) or len(queue) >= _MANY:
+                continue
+            seen.add(id(inner))
+            queue.append((inner_name or name, inner))
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -191,6 +397,8 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_equal(one: Any, other: Any) -> bool:
     """Whether two items are equal; NaN equals itself."""
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
         return all(map(_is_equal, one, other))
     if isinstance(one, Tensor | np.ndarray):

@@ -1,7 +1,8 @@
 """Where examples come from: sources give a training set and a test set, which a partitioner splits among clients."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sized
+from collections.abc import Callable, Sized
+from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeInt, OpenUnitInterval
@@ -9,7 +10,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lfl.data.examined import check_item, examined
-from lfl.data.examples import Data, TensorData
+from lfl.data.examples import USUAL, Data, ItemFormat, TensorData
 from lfl.data.items import ItemReader
 from lfl.randomness import generator
 
@@ -31,12 +32,18 @@ class Source(ABC):
 
     @abstractmethod
     def load(self) -> tuple[Data, Data]:
-        """The training set and the test set: tensors, or map-style data sets whose items are (input, target)."""
+        """The training set and the test set: tensors, or map-style data sets whose items are as ``format`` says."""
+
+    @property
+    def format(self) -> ItemFormat:
+        """What is what in an item."""
+        return USUAL
 
     @override
     def __repr__(self) -> str:
         # One line for the log. Objects are named by their types, since their own texts may be long.
         settings = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "num_classes"}
+        settings = {k: v for k, v in settings.items() if v is not None}
         texts = {k: repr(v) if isinstance(v, str | float | int) else type(v).__name__ for k, v in settings.items()}
         return f"{type(self).__name__}({', '.join(f'{k}={text}' for k, text in texts.items())})"
 
@@ -90,7 +97,10 @@ class Digits(Source):
 
 
 class DatasetSource(Source):
-    """Any two map-style data sets whose items are (input, target), given as objects or, in YAML, by class path.
+    """Any two map-style data sets, given as objects or, in YAML, by class path.
+
+    An item is (input, target), or any nest of tuples, dicts and lists: of tensors, arrays and numbers, which are
+    stacked, and of strings, which ride along in lists. A batch is the same nest.
 
     Args:
         train: training set. Class labels are read from its attribute ``targets`` and natural groups from ``groups``,
@@ -98,13 +108,18 @@ class DatasetSource(Source):
         test: test set, of the same kind; its ``groups`` say whose test examples are whose.
         num_classes: number of classes; 0 if targets are not classes.
         in_memory: read all items once and keep them as tensors; random transforms of the data set itself are then
-            drawn only once. If false, DataLoaders read the batches, and draws of the data set (from torch's, numpy's
-            or Python's global generator, or its own) are new for each example in each epoch of each client and round.
+            drawn only once. If false, the batches are read, and draws of the data set (from torch's, numpy's or
+            Python's global generator, or its own) are new for each example in each epoch of each client and round.
+        target: the part of an item that is the class label, or the target of a regression: a key of a dict
+            (``labels``), a place in a tuple (1, the default there), or a path of them (``meta.label``).
+        input: the part of an item that transforms are for, likewise; the first one of a tuple.
+        collate_fn: makes a batch of a list of items, as of torch's DataLoader, such as `PadCollate`; none to stack
+            them. It is called for all clients that are trained together; for one after another if it draws.
 
     Raises:
         TypeError: a data set has no length or no items by position.
-        ValueError: an item is not (input, target), or does not fit the others, `targets` or `groups`; found when the
-            data is loaded.
+        ValueError: an item is no nest, or does not fit the others, `targets` or `groups`; found when the data is
+            loaded.
     """
 
     # Bare `Dataset`: with a parameter, jsonargparse 4.53 refuses the arguments of a data set named by its class path.
@@ -114,6 +129,9 @@ class DatasetSource(Source):
         test: Dataset,  # type: ignore[type-arg]
         num_classes: NonNegativeInt,
         in_memory: bool = True,
+        target: str | int | None = None,
+        input: str | int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         for name, dataset in (("train", train), ("test", test)):
             if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
@@ -122,14 +140,24 @@ class DatasetSource(Source):
         self.test = test
         self.num_classes = num_classes
         self.in_memory = in_memory
+        self.target = target
+        self.input = input
+        self.collate_fn = collate_fn
+
+    @property
+    @override
+    def format(self) -> ItemFormat:
+        return ItemFormat(self.target, self.input, self.collate_fn)
 
     @override
     def load(self) -> tuple[Data, Data]:
         if self.in_memory:
-            train, test = examined(self.train, self.test, self.num_classes, type(self).__name__, in_memory=True)
+            train, test = examined(
+                self.train, self.test, self.num_classes, type(self).__name__, in_memory=True, format=self.format
+            )
             return train, test
         for name, dataset in (("train", self.train), ("test", self.test)):
-            check_item(ItemReader(dataset, f"`{name}` of {type(self).__name__}"), in_memory=False)
+            check_item(ItemReader(dataset, f"`{name}` of {type(self).__name__}", format=self.format))
         return self.train, self.test
 
 

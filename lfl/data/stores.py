@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from typing_extensions import override
 
 from lfl.data.base import Batch
 from lfl.data.columns import DataError
-from lfl.data.examples import Examples, TensorData
-from lfl.data.items import ItemReader, Place
+from lfl.data.examples import Examples, NestData, TensorData
+from lfl.data.items import ItemReader, Request
+from lfl.data.nests import Riders, leaves_of, part_of, with_part
 from lfl.data.transforms import BatchTransform, Pipeline
+from lfl.data.workers import Workers
 
 _CHUNK = 4096  # examples at a time, when a whole data set is transformed: limits the memory for intermediate results
 Plan = Iterable[tuple[Tensor, Tensor | None]]  # (positions, keys) of each batch
@@ -50,37 +52,43 @@ class TensorStore(Store):
     """A data set in memory.
 
     Args:
-        data: inputs and targets.
+        data: all its examples.
         transforms: transforms of inputs, in order; those before the first random one are applied here, once.
     """
 
-    def __init__(self, data: TensorData, transforms: Sequence[BatchTransform]) -> None:
+    def __init__(self, data: TensorData | NestData, transforms: Sequence[BatchTransform]) -> None:
         once, self.pipeline = Pipeline(transforms).split()
-        self.inputs = data.inputs
-        self.targets = data.targets
-        if once.transforms:
-            self.inputs = torch.cat([once(chunk, None) for chunk in torch.split(data.inputs, _CHUNK)])
+        leaves, nest = tree_flatten(data.parts)
+        self._leaves: list[Any] = leaves  # tensors (n, ...) and riders
+        self._nest = None if isinstance(data, TensorData) else nest
+        self._input = _leaf_at(data, transforms) if transforms else None
+        if self._input is not None and once.transforms:
+            chunks = torch.split(leaves[self._input], _CHUNK)
+            self._leaves[self._input] = torch.cat([once(chunk, None) for chunk in chunks])
         self._dtype: torch.dtype | None = None
+        self._device = torch.device("cpu")
+        self._count = len(data)
 
     @override
     def __len__(self) -> int:
-        return len(self.targets)
+        return self._count
 
     @override
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self.inputs, self.targets = (_moved(t, device, dtype) for t in (self.inputs, self.targets))
+        self._dtype, self._device = dtype, device
+        self._leaves = [_moved(leaf, device, dtype) for leaf in self._leaves]
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
-        device = self.inputs.device
+        device = self._device
         flat = indices.reshape(-1)
         if flat.device != device:
             flat = _moved(flat, device)
-        flat_keys = None if keys is None else _moved(keys.reshape(-1), device)
-        x = self._transformed(self.inputs.index_select(0, flat), flat_keys)
-        y = self.targets.index_select(0, flat)
-        return _shaped(x, indices.shape), _shaped(y, indices.shape)
+        picked = [leaf[flat] if isinstance(leaf, Riders) else leaf.index_select(0, flat) for leaf in self._leaves]
+        if self._input is not None:
+            flat_keys = None if keys is None else _moved(keys.reshape(-1), device)
+            picked[self._input] = self._transformed(picked[self._input], flat_keys)
+        return self._batch([_shaped(leaf, indices.shape) for leaf in picked])
 
     @override
     def batches(self, plan: Plan) -> Iterator[Batch]:
@@ -88,9 +96,15 @@ class TensorStore(Store):
 
     @override
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        # `split` gives views, so an evaluation copies no data.
-        chunks = zip(torch.split(self.inputs, batch_size), torch.split(self.targets, batch_size), strict=True)
-        return ((self._transformed(x, None), y) for x, y in chunks)
+        for start in range(0, self._count, batch_size):
+            # Views, so an evaluation copies no data.
+            leaves = [leaf[start : start + batch_size] for leaf in self._leaves]
+            if self._input is not None:
+                leaves[self._input] = self._transformed(leaves[self._input], None)
+            yield self._batch(leaves)
+
+    def _batch(self, leaves: list[Any]) -> Batch:
+        return tuple(leaves) if self._nest is None else tree_unflatten(leaves, self._nest)
 
     def _transformed(self, x: Tensor, keys: Tensor | None) -> Tensor:
         if not self.pipeline.transforms:
@@ -106,15 +120,18 @@ class DatasetStore(Store):
     What items draw depends on their keys; without keys, on their positions.
 
     Args:
-        reader: reads items (input, target, ...) that torch's default collation can stack.
+        reader: reads items.
         transforms: transforms of batches of inputs, in order; applied on the device of ``place``.
-        num_workers: number of processes that read ahead; with 0, this process reads.
+        workers: processes that read ahead; None to let this process read.
     """
 
-    def __init__(self, reader: ItemReader, transforms: Sequence[BatchTransform], num_workers: int = 0) -> None:
+    def __init__(
+        self, reader: ItemReader, transforms: Sequence[BatchTransform], workers: Workers | None = None
+    ) -> None:
         self.pipeline = Pipeline(transforms)
         self.reader = reader
-        self.num_workers = num_workers
+        self._workers = workers
+        self._number = workers.add(reader) if workers is not None else 0
         self._device = torch.device("cpu")
         self._dtype: torch.dtype | None = None
 
@@ -129,51 +146,55 @@ class DatasetStore(Store):
 
     @override
     def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
-        return self._finished(self.reader.batch(_places(indices, keys)), indices.shape, keys)
+        request = _request(indices, keys)
+        return self._finished(self.reader.batch(request.places, request.rows), indices.shape, keys)
 
     @override
     def batches(self, plan: Plan) -> Iterator[Batch]:
-        # The loader's workers read several batches ahead, and it returns batches in the order of the plan. Meanwhile
-        # each batch's shape and keys wait in this queue.
+        # Workers read several batches ahead. Meanwhile each batch's shape and keys wait in this queue.
         waiting: deque[tuple[torch.Size, Tensor | None]] = deque()
 
-        def places() -> Iterator[list[Place]]:
+        def requests() -> Iterator[Request]:
             for indices, keys in plan:
                 waiting.append((indices.shape, keys))
-                yield _places(indices, keys)
+                yield _request(indices, keys, self._number)
 
-        _ = self.reader.generators  # found here, once, and not by each worker again
-        loader: DataLoader[Any] = DataLoader(
-            self.reader,
-            batch_sampler=places(),  # read once, so an iterator of batches is enough
-            num_workers=self.num_workers,
-            collate_fn=_as_read,
-            pin_memory=self._device.type == "cuda",
-            generator=torch.Generator(),  # or the loader would draw from the global one
-        )
-        for items in loader:
-            if isinstance(items, DataError):
-                raise items
+        read: Iterator[Batch]
+        if self._workers is None:
+            read = (self.reader.batch(request.places, request.rows) for request in requests())
+        else:
+            read = self._workers.read(requests(), pins=self._device.type == "cuda")
+        for items in read:
             yield self._finished(items, *waiting.popleft())
 
     @override
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         return self.batches((chunk, None) for chunk in torch.split(torch.arange(len(self)), batch_size))
 
-    def _finished(self, items: Sequence[Tensor], shape: torch.Size, keys: Tensor | None) -> Batch:
-        """A batch of the items that a loader read: moved to the device, transformed, and in the shape of the plan."""
-        x, *others = (_moved(tensor, self._device, self._dtype) for tensor in items)
-        x = self.pipeline(x, None if keys is None else keys.reshape(-1).to(self._device))
-        return tuple(_shaped(tensor, shape) for tensor in (_moved(x, self._device, self._dtype), *others))
+    def _finished(self, batch: Batch, shape: torch.Size, keys: Tensor | None) -> Batch:
+        """A batch of the items that were read: moved to the device, transformed, and in the shape of the plan."""
+        if self.pipeline.transforms:
+            assert self.reader.input is not None
+            x = _moved(part_of(batch, self.reader.input), self._device, self._dtype)
+            x = self.pipeline(x, None if keys is None else keys.reshape(-1).to(self._device))
+            batch = with_part(batch, self.reader.input, x)
+        return tree_map(lambda part: _shaped(_moved(part, self._device, self._dtype), shape), batch)
 
 
-def make_store(data: Examples, transforms: Sequence[BatchTransform], num_workers: int, seed: int) -> Store:
-    """Make the store for ``data``: a ``TensorData`` stays in memory, items are read by DataLoaders."""
-    if isinstance(data, TensorData):
+def make_store(data: Examples, transforms: Sequence[BatchTransform], workers: Workers | None, seed: int) -> Store:
+    """Make the store for ``data``: tensors stay in memory, items are read by this process or by workers.
+
+    Raises:
+        DataError: there are transforms, and nobody said which part of an item they are for.
+    """
+    if isinstance(data, TensorData | NestData):
         return TensorStore(data, transforms)
-    return DatasetStore(
-        ItemReader(data.dataset, data.name, seed, data.classes, data.has_labels), transforms, num_workers
-    )
+    reader = ItemReader(data.dataset, data.name, seed, data.classes, data.has_labels, data.format)
+    if transforms:
+        one = reader.batch([(0, None)])
+        if reader.input is None or not isinstance(part_of(one, reader.input), Tensor):
+            raise _no_input(transforms, one)
+    return DatasetStore(reader, transforms, workers)
 
 
 class Loader:
@@ -195,23 +216,39 @@ class Loader:
         return self._start()
 
 
-def _places(indices: Tensor, keys: Tensor | None) -> list[Place]:
+def _leaf_at(data: TensorData | NestData, transforms: Sequence[BatchTransform]) -> int:
+    """The number of the leaf that transforms are for."""
+    leaves, nest = tree_flatten(data.parts)
+    numbers = tree_unflatten(range(len(leaves)), nest)
+    found = None if data.input is None else part_of(numbers, data.input)
+    if isinstance(found, int) and isinstance(leaves[found], Tensor):
+        return found
+    raise _no_input(transforms, numbers)
+
+
+def _no_input(transforms: Sequence[BatchTransform], batch: Any) -> DataError:
+    names = ", ".join(".".join(map(str, path)) for path, _ in leaves_of(batch))
+    return DataError(
+        f"The transforms {list(transforms)} are for one input, and items have the parts {names}: name one of them, a "
+        "tensor, in `input` of the source."
+    )
+
+
+def _request(indices: Tensor, keys: Tensor | None, number: int = 0) -> Request:
     positions = indices.reshape(-1).tolist()
-    return list(zip(positions, [None] * len(positions) if keys is None else keys.reshape(-1).tolist(), strict=True))
+    drawn = [None] * len(positions) if keys is None else keys.reshape(-1).tolist()
+    return Request(list(zip(positions, drawn, strict=True)), len(indices) if indices.dim() > 1 else 1, number)
 
 
-def _as_read(batch: Any) -> Any:
-    """Instead of DataLoader's collation: the reader has stacked the items."""
-    return batch
-
-
-def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
+def _shaped(flat: Any, shape: torch.Size) -> Any:
     """Examples (n, ...) with their first dimension split into ``shape``."""
-    return flat.reshape(shape + flat.shape[1:])
+    return flat.shaped(shape) if isinstance(flat, Riders) else flat.reshape(shape + flat.shape[1:])
 
 
-def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """``tensor`` on ``device``; floating-point numbers also become ``dtype``."""
+def _moved(tensor: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """``tensor`` on ``device``; floating-point numbers also become ``dtype``, and riders stay what they are."""
+    if isinstance(tensor, Riders):
+        return tensor
     is_cast = dtype is not None and tensor.is_floating_point()
     # A copy to the GPU need not be waited for, as whatever uses it is queued behind it. A copy to the CPU must be: it
     # could be read before it is complete.

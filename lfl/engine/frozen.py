@@ -53,6 +53,8 @@ class FrozenModel:
         """The features of some batches from one pass; None for each where a pass depends on who else is in it."""
         if self.is_joint is None and (self._model.traits.random_operations or self._model.traits.side_effect):
             self.is_joint = False
+        if not _are_alike(some):
+            self.is_joint = False
         if self.is_joint is False:
             return [None] * len(some)
         keys = cohort.ids.to(cohort.values.device)  # of no use: nothing is drawn
@@ -77,6 +79,12 @@ class FrozenModel:
             self.is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
             return of_batches if self.is_joint else [None] * len(some)
         return of_batches
+
+
+def _are_alike(some: list[tuple[BatchPlan, Any]]) -> bool:
+    """Whether the examples of all batches have equal shapes, and are nothing but tensors."""
+    shapes = {tuple(x.shape[2:] if isinstance(x, Tensor) else None for x in tree_leaves(batch)) for _, batch in some}
+    return len(shapes) == 1 and not any(None in shape for shape in shapes)
 
 
 def _are_close(a: Tensor, b: Tensor) -> bool:

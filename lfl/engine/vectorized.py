@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lfl.client.model import ClientModel
 from lfl.client.step import Extras, StepInput, StepResult
+from lfl.data.nests import without_riders
 from lfl.engine.base import LocalEngine
 from lfl.processes.deal import deal_together
 from lfl.round import Cohort
@@ -62,7 +63,7 @@ class VectorizedEngine(LocalEngine):
 def vectorized_step(model: ClientModel, params: Tensor, input: StepInput) -> StepResult:
     """The steps of G clients with parameters [G, D], under vmap."""
     params = params.detach().requires_grad_()
-    losses, logs = batched_loss(model, params, input)
+    losses, logs = batched_loss(model, params, input._replace(batch=without_riders(input.batch)))
     # A client's loss depends on its own row only: the gradient of the sum has the gradient of each loss in its row.
     (gradients,) = torch.autograd.grad(losses.sum(), params)
     return StepResult(gradients, losses.detach(), logs)
@@ -72,7 +73,7 @@ def vectorized_features(model: ClientModel, batch: Any, keys: Tensor, anchor: Te
     """Features of x (``anchor``) on the batches of G clients ``[G, b, ...]``, under vmap."""
     features: dict[str, Tensor] = vmap(
         lambda batch, key: model.global_features(batch, key, anchor), randomness="error"
-    )(batch, keys)
+    )(without_riders(batch), keys)
     return features
 
 

@@ -91,7 +91,10 @@ FAULTS: dict[str, tuple[Dataset[Any], str]] = {
         Items(shapes=[()] * 5 + [(3,)] * 35),
         "Item 5 of `train` of DatasetSource has a part of shape [2, 3], item 0 of [2]",
     ),
-    "label shapes": (Items(labels=[[1]] * 6 + [[1, 2]] * 34), None),  # type: ignore[dict-item]  # lists are no tensors
+    "label shapes": (
+        Items(labels=[[1]] * 6 + [[1, 2]] * 34),
+        "Item 6 of `train` of DatasetSource has a part of shape [2], item 0 of [1]",
+    ),
     "empty": (Items(0), "`train` of DatasetSource has no examples."),
 }
 
@@ -100,9 +103,7 @@ FAULTS: dict[str, tuple[Dataset[Any], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_one_line(fault: str, in_memory: bool) -> None:
     data, message = FAULTS[fault]
-    with pytest.raises(
-        DataError, match=re.escape(message or "the first of Items is a tuple ['Tensor', 'list']")
-    ) as refused:
+    with pytest.raises(DataError, match=re.escape(message)) as refused:
         setup(data, Items(), in_memory)
     assert "\n" not in str(refused.value)
 

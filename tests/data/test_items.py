@@ -18,6 +18,7 @@ from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.data.columns import DataError
 from lfl.data.items import ItemReader
 from lfl.data.stores import DatasetStore
+from lfl.data.workers import Workers
 from lfl.generators import HostGenerators
 from lfl.participation import FullParticipation
 from lfl.trainer import FederatedTrainer
@@ -84,7 +85,9 @@ PLAN = [
 
 
 def batches(data: Dataset[Any], num_workers: int) -> list[Tensor]:
-    return [x for x, _ in DatasetStore(ItemReader(data), [], num_workers).batches(PLAN)]
+    return [
+        x for x, _ in DatasetStore(ItemReader(data), [], Workers(num_workers) if num_workers else None).batches(PLAN)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

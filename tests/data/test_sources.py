@@ -87,19 +87,18 @@ class Named(Dataset[Any]):
         return self.item
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize(
-    ("item", "in_memory", "found"),
+    ("item", "found"),
     [
-        ({"x": torch.zeros(2), "y": 1}, True, "a dict ['x', 'y']"),
-        ({"x": torch.zeros(2), "y": 1}, False, "a dict ['x', 'y']"),
-        (((torch.zeros(2), torch.zeros(3)), 1), True, "a tuple ['tuple', 'int']"),
-        (((torch.zeros(2), torch.zeros(3)), 1), False, "a tuple ['tuple', 'int']"),
-        ((torch.zeros(2), torch.zeros(2), 1), True, "a tuple ['Tensor', 'Tensor', 'int']"),
-        (torch.zeros(2), True, "a Tensor"),
+        ({"x": torch.zeros(2), "y": {1}}, "a dict [x: Tensor, y: set]"),
+        (((torch.zeros(2), object()), 1), "a tuple [0.0: Tensor, 0.1: object, 1: int]"),
+        (("only a text", "and its name"), "a tuple [0: str, 1: str]"),
+        ((), "a tuple []"),
     ],
 )
 def test_items_of_another_kind_are_refused(item: Any, in_memory: bool, found: str) -> None:
     source = DatasetSource(Squares(), Named(item), num_classes=3, in_memory=in_memory)
-    with pytest.raises(ValueError, match=r"`test` of DatasetSource must be \(input, target\), two tensors") as refused:
+    with pytest.raises(ValueError, match="`test` of DatasetSource must be tuples, dicts or lists of ten") as refused:
         source.load()
-    assert f"the first of Named is {found}" in str(refused.value)
+    assert f"the first of Named is {found}: convert it" in str(refused.value)

@@ -35,12 +35,12 @@ def items() -> ItemData:
 @pytest.fixture(params=["memory", "items"])
 def store(request: pytest.FixtureRequest) -> Store:
     data = in_memory() if request.param == "memory" else items()
-    return make_store(data, [ToFloat(), Normalize([10 / 255], [10 / 255])], num_workers=0, seed=0)
+    return make_store(data, [ToFloat(), Normalize([10 / 255], [10 / 255])], workers=None, seed=0)
 
 
 def test_the_store_that_fits() -> None:
-    assert type(make_store(in_memory(), [], 0, 0)) is TensorStore
-    assert type(make_store(items(), [], 0, 0)) is DatasetStore
+    assert type(make_store(in_memory(), [], None, 0)) is TensorStore
+    assert type(make_store(items(), [], None, 0)) is DatasetStore
 
 
 def test_examples_by_position(store: Store) -> None:
@@ -66,7 +66,7 @@ def test_the_last_batch_may_be_short(store: Store) -> None:
 
 def test_what_is_not_random_is_applied_once_in_memory() -> None:
     store = TensorStore(in_memory(), [ToFloat()])
-    torch.testing.assert_close(store.inputs.flatten(), torch.arange(0, 50, 10) / 255)
+    torch.testing.assert_close(store.gather(torch.arange(5), None)[0].flatten(), torch.arange(0, 50, 10) / 255)
     assert not store.pipeline.transforms
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, fx
 from typing_extensions import override
 
 from lfl.client.step import StepInput, StepResult
+from lfl.data.nests import without_riders
 from lfl.engine.graph.record import leaves_of
 from lfl.engine.graph.replay import Replay
 from lfl.engine.graph.traced import DIFFERS, TracedStep, TraceError, shape_of
@@ -28,6 +29,7 @@ class CompiledStep(TracedStep):
 
     @override
     def __call__(self, params: Tensor, input: StepInput) -> StepResult:
+        input = input._replace(batch=without_riders(input.batch))
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._recorded:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lfl.client.model import ClientModel
 from lfl.client.step import NO_EXTRAS, Extras
+from lfl.data.nests import without_riders
 from lfl.engine.graph.alias import owner_of
 from lfl.engine.graph.examples import (
     MANY,
@@ -68,7 +69,7 @@ def why_not_separable(model: ClientModel, batch: Any, key: Tensor, extras: Extra
         return {"its loss": loss, **{f"its logged value {name!r}": value for name, value in logs.items()}}
 
     with model.recording():
-        return why_not_a_mean(step, params, batch)
+        return why_not_a_mean(step, params, without_riders(batch))
 
 
 def why_not_a_mean(step: Step, params: Tensor, batch: Any) -> str | None:

@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from lfl.client.step import StepFunction, StepInput, StepResult
+from lfl.data.nests import without_riders
 from lfl.engine.graph.record import leaves_of, record
 from lfl.engine.graph.replay import Replay, replay_of
 
@@ -50,6 +51,7 @@ class TracedStep:
 
     def __call__(self, params: Tensor, input: StepInput) -> StepResult:
         """The step's result."""
+        input = input._replace(batch=without_riders(input.batch))
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._recorded:
@@ -99,6 +101,7 @@ class TracedStep:
         gradient is written and read again. Where that happens the numbers differ from the two operations by rounding;
         they are the same at every call, the first of each shape included. It does not wait for a shape to come again.
         """
+        input = input._replace(batch=without_riders(input.batch))
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         if shape not in self._descents:
