@@ -20,6 +20,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/coming-from-lightning.md",
     "docs/extending.md",
     "docs/glossary.md",
     "docs/methods.md",
