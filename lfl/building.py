@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lfl.aggregation import Server
 from lfl.aggregation.aggregator import check_adds_up
-from lfl.callback import FederatedCallback, check_stack
+from lfl.callback import FederatedCallback, check_stack, overrides
 from lfl.client.evaluation import Evaluator, limited
 from lfl.client.model import ClientModel
 from lfl.client.module_state import ModuleState
@@ -29,10 +29,12 @@ from lfl.lightning_callbacks import LightningCallbacks
 from lfl.processes.group import Processes
 from lfl.processes.sums import ProcessSums
 from lfl.reporting.progress import ProgressDisplay
+from lfl.round import Round
 from lfl.run import Run
 from lfl.settings import Settings
+from lfl.storage.checkpoint_file import run_folder_of
 from lfl.storage.client_store import ClientStore
-from lfl.storage.fingerprint import describe
+from lfl.storage.fingerprint import check_resumable, describe
 from lfl.storage.hyper_parameters import saved_hyper_parameters
 
 # Hooks of a LightningModule that lfl never calls; a module that overrides one gets a warning.
@@ -272,6 +274,39 @@ class RunBuilder:
             description=self.description,
             hyper_parameters=saved_hyper_parameters(self._model.module, self._data),
         )
+
+    def tested(
+        self,
+        state: dict[str, Any] | None,
+        path: Path | None,
+        folder: Path,
+        display: ProgressDisplay,
+        most_threads: int,
+    ) -> dict[str, float]:
+        """What callbacks log of a tested checkpoint, with its clients' rows; nothing if no callback does.
+
+        Args:
+            state: the checkpoint; None for the module as it is.
+            path: its file.
+            folder: the folder of the test.
+            display: shows the progress.
+            most_threads: see ``training``.
+        """
+        asked = [callback for callback in self._callbacks if overrides(callback, "on_test")]
+        if not asked:
+            return {}
+        self.check()
+        run = self.build(self.training(state["engine"] if state is not None else {}, most_threads), folder, [], display)
+        run.start_callbacks()
+        if state is not None and path is not None:
+            check_resumable(state["settings"], self.description, path)
+            run.load_state_dict(state, run_folder_of(path, state))
+        nobody = torch.empty(0, dtype=torch.int64)
+        round = Round(max(1, run.progress.round), nobody, run.server.vector.clone(), nobody, nobody)
+        for callback in asked:
+            callback.on_test(round)
+        run.load_server_model()
+        return {name: float(value) for name, value in round.metrics.items()}
 
     def _store(self, folder: Path) -> ClientStore:
         """Make the client store, with a slot for buffers if each client keeps its own."""

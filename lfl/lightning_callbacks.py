@@ -116,6 +116,22 @@ class LightningCallbacks:
         return [callback for callback in self._callbacks if not isinstance(callback, FederatedCallback)]
 
 
+def listed(callbacks: list[Callback] | Callback | None) -> list[Callback]:
+    """The argument ``callbacks`` as a list; raises ValueError for callbacks that have no meaning here."""
+    listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+    for callback in listed:
+        check_callback(callback)
+    return list(listed)
+
+
+def with_those_of(model: LightningModule, callbacks: list[Callback]) -> list[Callback]:
+    """The callbacks, and those of the module, which replace others of their type, as in Lightning."""
+    found = model.configure_callbacks()
+    own = listed(list(found) if isinstance(found, Sequence) else [found])
+    kinds = {type(callback) for callback in own}
+    return [callback for callback in callbacks if type(callback) not in kinds] + own
+
+
 def has_hook(callback: Callback, hook: str) -> bool:
     """Whether a callback implements a hook, in its class or as an attribute."""
     own = getattr(callback, hook, None)

@@ -143,6 +143,12 @@ class Run(Federation):
     def _personalizing(self) -> list[FederatedCallback]:
         return [callback for callback in self.callbacks if overrides(callback, "personalize")]
 
+    def start_callbacks(self) -> None:
+        """Let callbacks make their state and declare slots, before a checkpoint is loaded."""
+        for callback in self.callbacks:
+            with self.store.claimed_by(callback):
+                callback.on_run_start(self)
+
     # -- the server's model -----------------------------------------------------------------------------------------
 
     def load_server_model(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from lfl.coming_from_lightning import says_what_to_use
 from lfl.data.base import FederatedData
 from lfl.engine.threads import Threads
 from lfl.generators import HostGenerators
-from lfl.lightning_callbacks import LightningCallbacks, check_callback, prepare
+from lfl.lightning_callbacks import LightningCallbacks, listed, prepare, with_those_of
 from lfl.lightning_facade import LightningFacade
 from lfl.loggers import CSVLogger
 from lfl.loop import FederatedLoop
@@ -39,15 +39,14 @@ from lfl.processes.signals import GracefulSignals, raise_signal_again
 from lfl.processes.watch import ProcessWatch
 from lfl.reporting.progress import ProgressDisplay
 from lfl.reporting.summary import metrics_table
-from lfl.round import Round
 from lfl.run import Run
 from lfl.settings import Settings, local_work
 from lfl.storage.checkpoint_file import (
-    CheckpointError,
     check_writable,
     find_newest,
     load_checkpoint,
     load_resumable,
+    load_weights,
     new_run_folder,
     run_folder_of,
 )
@@ -178,7 +177,7 @@ class FederatedTrainer(LightningFacade):
         self._settings.participation.system = system
         self.fast_dev_run = fast_dev_run
         self.num_nodes = num_nodes
-        self._own_callbacks = _as_list(callbacks)
+        self._own_callbacks = listed(callbacks)
         self.callbacks = list(self._own_callbacks)  # and those of the module, from its first call on
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
@@ -239,10 +238,7 @@ class FederatedTrainer(LightningFacade):
         folder = self._open_folder(data)
         run = self._run = builder.build(training, folder, self.loggers, self.display)
         self._set_up_callbacks(lightning, folder, "fit")
-        # First `on_run_start`, where callbacks make their state and declare slots, then the state of the checkpoint.
-        for federated in run.callbacks:
-            with run.store.claimed_by(federated):
-                federated.on_run_start(run)
+        run.start_callbacks()
         if saved is not None and path is not None:
             run.load_state_dict(saved, run_folder_of(path, saved))
         self._log_configuration(builder.configuration, model)
@@ -361,7 +357,7 @@ class FederatedTrainer(LightningFacade):
         datamodule.setup(stage)
         self._module, self._datamodule = model, datamodule
         model.trainer = self  # type: ignore[assignment]
-        self.callbacks = _with_those_of(model, self._own_callbacks)
+        self.callbacks = with_those_of(model, self._own_callbacks)
         self._lightning = LightningCallbacks(self, model, self.callbacks)
         model.setup(stage)
         model.configure_model()
@@ -479,11 +475,11 @@ class FederatedTrainer(LightningFacade):
             if not builder.evaluator.can(stage):
                 raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
             if state is not None:
-                _load_weights(model, state, path)
+                load_weights(model, state, path)
             self._evaluated = builder.server
             folder = self._open_folder(data)
             self._set_up_callbacks(lightning, folder, stage)
-            own = self._test_clients(builder, folder, state, path) if stage == "test" else {}
+            own = builder.tested(state, path, folder, self.display, self._threads.most) if stage == "test" else {}
             loaders = self._batches("val" if stage == "validate" else stage)
             metrics, outputs = builder.evaluator.run(stage, loaders)
             metrics |= own
@@ -495,59 +491,9 @@ class FederatedTrainer(LightningFacade):
             self.display.show(metrics_table(metrics))
         return metrics, outputs
 
-    def _test_clients(
-        self, builder: RunBuilder, folder: Path, state: dict[str, Any] | None, path: Path | None
-    ) -> dict[str, float]:
-        """What callbacks log of a tested checkpoint, with its clients' rows; nothing if no callback does."""
-        asked = [callback for callback in self.stack if overrides(callback, "on_test")]
-        if not asked:
-            return {}
-        builder.check()
-        training = builder.training(state["engine"] if state is not None else {}, self._threads.most)
-        run = builder.build(training, folder, [], self.display)
-        for callback in self.stack:
-            with run.store.claimed_by(callback):
-                callback.on_run_start(run)
-        if state is not None and path is not None:
-            check_resumable(state["settings"], builder.description, path)
-            run.load_state_dict(state, run_folder_of(path, state))
-        nobody = torch.empty(0, dtype=torch.int64)
-        round = Round(max(1, run.progress.round), nobody, run.server.vector.clone(), nobody, nobody)
-        for callback in asked:
-            callback.on_test(round)
-        run.load_server_model()
-        return {name: float(value) for name, value in round.metrics.items()}
-
 
 _STAGES: dict[TrainerFn, Stage] = {
     TrainerFn.VALIDATING: "validate",
     TrainerFn.TESTING: "test",
     TrainerFn.PREDICTING: "predict",
 }
-
-
-def _as_list(callbacks: list[Callback] | Callback | None) -> list[Callback]:
-    """The argument ``callbacks`` as a list; raises ValueError for callbacks that have no meaning here."""
-    listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-    for callback in listed:
-        check_callback(callback)
-    return list(listed)
-
-
-def _with_those_of(model: LightningModule, callbacks: list[Callback]) -> list[Callback]:
-    """The callbacks, and those of the module, which replace others of their type, as in Lightning."""
-    found = model.configure_callbacks()
-    own = _as_list(list(found) if isinstance(found, Sequence) else [found])
-    kinds = {type(callback) for callback in own}
-    return [callback for callback in callbacks if type(callback) not in kinds] + own
-
-
-def _load_weights(module: LightningModule, state: dict[str, Any], path: Path | None) -> None:
-    """Load the weights of a checkpoint, for evaluation; raises CheckpointError if they are those of another model."""
-    try:
-        module.load_state_dict(state["state_dict"])
-    except RuntimeError as error:
-        reason = " ".join(str(error).split("\n\t")[1:2]).rstrip(". ")
-        raise CheckpointError(
-            f"The weights of {path} do not fit {type(module).__name__}: {reason}. Use the run's own config.yaml."
-        ) from error

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lfl.storage.plain import from_plain, to_plain
@@ -118,6 +119,17 @@ def load_resumable(path: Path) -> dict[str, Any]:
             "on from it."
         )
     return state
+
+
+def load_weights(module: LightningModule, state: dict[str, Any], path: Path | None) -> None:
+    """Load the weights of a checkpoint, for evaluation; raises CheckpointError if they are those of another model."""
+    try:
+        module.load_state_dict(state["state_dict"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2]).rstrip(". ")
+        raise CheckpointError(
+            f"The weights of {path} do not fit {type(module).__name__}: {reason}. Use the run's own config.yaml."
+        ) from error
 
 
 def find_newest(root: Path, name: str = "last") -> Path:
