@@ -159,8 +159,8 @@ class LocalTraining:
             return
         torch.set_num_threads(1)
         rank_zero_info(
-            f"From round {self._round} on, torch computes with one thread instead of {self._threads}, as something else "
-            "uses the cores too. `trainer.num_threads` sets a number for good."
+            f"From round {self._round} on, torch computes with one thread instead of {self._threads}: others have "
+            "come to use the cores. `trainer.num_threads` sets a number for good."
         )
         self._threads, self._one_thread, self.engine.step_times = 1, None, None
 
