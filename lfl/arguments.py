@@ -3,7 +3,11 @@
 The command line checks types and ranges by the annotations of the arguments.
 """
 
+import inspect
 import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -50,7 +54,8 @@ def lazy_default(kind: type[T], **settings: Any) -> T:
     Without that, a class with a ``__repr__`` of its own would show jsonargparse's attributes, which hold one another:
     ``help`` printed millions of characters.
     """
-    value: T = lazy_instance(kind, **settings)
+    with _short_stack():
+        value: T = lazy_instance(kind, **settings)
     type(value).__repr__ = _text_of_lazy  # type: ignore[method-assign]
     return value
 
@@ -66,6 +71,21 @@ def fresh_default(value: T) -> T:
     # jsonargparse makes the default an instance of a generated class with bases (its own mixin, the real class).
     kind: type[T] = type(value).__bases__[1]
     return kind(**value.lazy_get_init_args().as_dict())
+
+
+@contextmanager
+def _short_stack() -> Iterator[None]:
+    """Let ``inspect.stack`` tell of its caller and that one's caller only.
+
+    ``lazy_instance`` asks it for the module that calls; it would read the source files of all modules on the way there,
+    which are many while they import each other: half a second for each default.
+    """
+    own = inspect.stack
+    inspect.stack = lambda *_: [(sys._getframe(1),), (sys._getframe(2),)]  # type: ignore[assignment,return-value]
+    try:
+        yield
+    finally:
+        inspect.stack = own
 
 
 def _text_of_lazy(value: Any) -> str:

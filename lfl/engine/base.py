@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ class LocalEngine(ABC):
         compiles: whether steps are recorded and compiled.
         watch: compares some steps with those of one client at a time; None for no comparison.
         failure: what a step last raised, with its parameters and its input.
+        step_times: seconds of the computations of gradients so far; None where nobody wants to know.
     """
 
     name: Literal["sequential", "vectorized"]
@@ -104,6 +106,7 @@ class LocalEngine(ABC):
         self._patience = 0
         self.watch: StepWatch | None = None
         self.failure: StepFailure | None = None
+        self.step_times: list[float] | None = None
         self.phase = 0  # of the local work, at the moment
         self._callbacks = callbacks
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
@@ -373,6 +376,7 @@ class LocalEngine(ABC):
 
     def _compute(self, phase: int, params: Tensor, input: StepInput) -> StepResult:
         """Compute the gradients of some clients in a phase of the local work."""
+        started = time.perf_counter()
         try:
             result = self.step_functions[phase](params, input)
         except torch.OutOfMemoryError:
@@ -380,9 +384,14 @@ class LocalEngine(ABC):
         except Exception as error:
             self.failure = StepFailure(error, phase, params, input)
             raise
+        self._note_time(started)
         if self.watch is not None and self.watch.is_due():
             self.watch.check(phase, params, input, result)
         return result
+
+    def _note_time(self, started: float) -> None:
+        if self.step_times is not None:
+            self.step_times.append(time.perf_counter() - started)
 
     @property
     def may_record_descents(self) -> bool:
@@ -412,6 +421,7 @@ class LocalEngine(ABC):
             plan = step_batch.plan
             rows, input = cohort.values[plan.rows], step.input_of(step_batch)
             before = rows.clone() if self.watch is not None and self.watch.is_due() else None
+            started = time.perf_counter()
             try:
                 losses, logs = function.descend(rate, rows, input)
             except Exception as error:
@@ -419,6 +429,7 @@ class LocalEngine(ABC):
                 if not isinstance(error, torch.OutOfMemoryError):  # its traceback keeps the step's tensors alive
                     self.failure = StepFailure(error, phase.index, rows, input)
                 raise
+            self._note_time(started)
             if before is not None and self.watch is not None:
                 self.watch.check_descent(phase.index, before, rows, rate, input, StepResult(rows, losses, logs))
             if not isinstance(plan.rows, slice):  # indexing by a tensor made a copy; a slice is a view

@@ -104,9 +104,9 @@ def build_training(
     # With `auto`, recording is a wish like the engine.
     wanted = settings.trace_steps if settings.name != "auto" else "auto"
     path = chooser.path()
-    chooser.set_threads(path)
+    one_thread = chooser.set_threads(path)
     chooser.compare_processes(path)
-    return LocalTraining(model, data, work, callbacks, seed, path, (settings.name, wanted), trial)
+    return LocalTraining(model, data, work, callbacks, seed, path, (settings.name, wanted), trial, one_thread)
 
 
 @dataclass(frozen=True)
@@ -139,18 +139,23 @@ class _Chooser:
             return vectorized
         return sequential
 
-    def set_threads(self, path: Path) -> None:
-        """Let torch compute with the threads that a resumed run had, or with all of them if that is clearly faster."""
-        most = self.settings.most_threads
-        if most == 1:
-            return
-        saved = self._resumed.get("threads")
-        count = min(path.cohort_size, self._per_round)
-        number = saved and min(saved, most)
-        number = number or self.ask(
-            lambda: most if self._timer.are_faster(most, self._as_taken(path), count) else 1,
-        )
+    def set_threads(self, path: Path) -> float | None:
+        """Let torch compute with the threads that a resumed run had, or with all of them if that is clearly faster.
+
+        Returns:
+            Where the choice fell on several, the seconds of a step on one.
+        """
+        most, saved = self.settings.most_threads, self._resumed.get("threads")
+        # A run of few steps is over before the trial pays.
+        is_short = self._num_calls(path) * self.settings.max_rounds < _PATIENCE
+        if most == 1 or saved == 1 or (is_short and not saved):
+            return None
+        path, count = self._as_taken(path), min(path.cohort_size, self._per_round)
+        timer = self._timer
+        number = min(saved, most) if saved else self.ask(lambda: most if timer.are_faster(most, path, count) else 1)
+        seconds: float | None = self.ask(lambda: timer.seconds(path, count)) if number > 1 else None
         torch.set_num_threads(number)
+        return seconds
 
     def compare_processes(self, path: Path) -> None:
         """Say so where several processes share a round's work in no less time than one takes for all of it."""

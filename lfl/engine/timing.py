@@ -22,8 +22,8 @@ from lfl.engine.graph.traced import TracedStep, TraceError
 from lfl.engine.paths import Path
 from lfl.randomness import client_keys
 
-_SMALL_STEP = 3e-3  # seconds on one thread: operations of shorter steps are too small to share
-_MORE_THREADS = 1.2  # several threads must be so much faster: they are slow where others use the cores, too
+_SMALL_STEP = 5e-3  # seconds on one thread: operations of shorter steps are too small to share
+_MORE_THREADS = 1.25  # several threads must be so much faster: they are slow where others use the cores, too
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,10 @@ class StepTimer:
         each = (min(self._times(engine, count)) - alone) / (count - 1) if count > 1 else 0.0
         return StepCost(engine, self.data.batch_size, alone, max(each, 0.0))
 
+    def seconds(self, path: Path, count: int) -> float:
+        """Seconds of a step of ``count`` clients, the least of five."""
+        return min(self._times(self._engine(path), count))
+
     def are_faster(self, threads: int, path: Path, count: int) -> bool:
         """Whether so many threads are clearly faster than one, which torch has now, on steps of ``count`` clients.
 
@@ -89,7 +93,9 @@ class StepTimer:
             one = min(self._times(engine, count))
             torch.set_num_threads(threads)
             try:
-                several = statistics.median(self._times(engine, count))
+                # Two at first: they may be slower by orders of magnitude.
+                few = min(self._times(engine, count, repeats=2))
+                several = few if one < _MORE_THREADS * few else statistics.median(self._times(engine, count))
             finally:
                 torch.set_num_threads(1)
             if one < _MORE_THREADS * several:

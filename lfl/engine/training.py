@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,9 @@ from lfl.round import Cohort, Round
 
 _PLAIN = Path(joint_features=False)
 _TRIED = 4  # batches of a sample that a path is tried on
+# How many times as long as on one thread, on a machine with nothing else to do, steps on several may take. Beside two
+# others that keep two cores busy, those on one thread take twice as long, and those on two more than ten times.
+_SLOWER = 3.0
 
 
 class LocalTraining:
@@ -50,6 +54,7 @@ class LocalTraining:
         named: the engine and the recording that the user asked for by name, which are not left silently; ``auto`` for
             what is left to the run.
         trial: batches to try steps on.
+        one_thread: seconds of a step on one thread, where several were chosen because they are faster.
 
     Attributes:
         engine: computes the steps now.
@@ -67,13 +72,14 @@ class LocalTraining:
         path: Path,
         named: tuple[str, TraceSteps],
         trial: Trial,
+        one_thread: float | None = None,
     ) -> None:
         self._model, self._data, self._work, self._callbacks, self._seed = model, data, work, callbacks, seed
         self._path, self._named, self._trial = path, named, trial
         self._generators = HostGenerators(*model.module.modules())
         self._round = 0
         self._is_watching = False  # whether the next cohort is watched
-        self._threads = torch.get_num_threads()
+        self._threads, self._one_thread = torch.get_num_threads(), one_thread
         self.generation = 0
         self._follow(path)
         self._dealer = self.engine  # all processes must deal clients alike, also if one of them leaves its path
@@ -115,6 +121,14 @@ class LocalTraining:
         Returns:
             False if nothing of the cohort has been kept: ``cohorts`` yields the same clients again.
         """
+        if self._one_thread is None:
+            return self._train(cohort, rates)
+        times = self.engine.step_times = []
+        is_done = self._train(cohort, rates)
+        self._look_at_threads(times)
+        return is_done
+
+    def _train(self, cohort: Cohort, rates: LearningRates) -> bool:
         if self._is_plain:
             return self.engine.train(cohort, rates)
         engine = self.engine
@@ -138,6 +152,17 @@ class LocalTraining:
             engine.watch, engine.failure = None, None
         self._generators.restore(before)
         return False
+
+    def _look_at_threads(self, times: list[float]) -> None:
+        """Go on with one thread if several have become a loss: they wait for each other where others use the cores."""
+        if self._one_thread is None or not times or statistics.median(times) < _SLOWER * self._one_thread:
+            return
+        torch.set_num_threads(1)
+        rank_zero_info(
+            f"From round {self._round} on, torch computes with one thread instead of {self._threads}: others have "
+            "come to use the cores. `trainer.num_threads` sets a number for good."
+        )
+        self._threads, self._one_thread, self.engine.step_times = 1, None, None
 
     def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
         """What only the end of a cohort's training shows: the path to go on with, and why."""

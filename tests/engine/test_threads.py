@@ -13,6 +13,7 @@ from worlds import Bystander, mlp, ragged_data, train
 from lfl.checkpointing import Checkpointing
 from lfl.client.model import ClientModel
 from lfl.client.work import LocalWork
+from lfl.engine import training
 from lfl.engine.select import EngineSettings, build_training
 from lfl.engine.threads import Threads
 from lfl.engine.timing import StepTimer
@@ -157,3 +158,22 @@ def test_checkpoints_hold_the_number(tmp_path: Path) -> None:
     seen = Seen()
     train([seen], tmp_path, ckpt_path="last", max_rounds=4, checkpoint=Checkpointing())
     assert seen.numbers == [2]
+
+
+def test_threads_that_have_become_a_loss_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTimer, "_times", lambda *_, **__: [{1: 0.01, 3: 0.005}[torch.get_num_threads()]] * 5)
+    options = {"max_rounds": 20}
+    seen = Seen()
+    train([seen], tmp_path, **options)
+    assert seen.numbers == [3] * 20
+    said: list[str] = []
+    monkeypatch.setattr(training, "rank_zero_info", said.append)
+    monkeypatch.setattr(training, "_SLOWER", 0.0)  # whatever a step takes is too long
+    seen = Seen()
+    trainer = train([seen], tmp_path, **options)
+    assert seen.numbers == [3] + [1] * 19
+    assert trainer.run.engine_choice["threads"] == 1
+    assert said == [
+        "From round 1 on, torch computes with one thread instead of 3: others have come to use the cores. "
+        "`trainer.num_threads` sets a number for good."
+    ]
