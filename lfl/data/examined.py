@@ -105,8 +105,15 @@ def _look(data: Data, name: str, num_classes: int, in_memory: bool, format: Item
             data, name, data.targets, data.groups, data.parts, target, data.input, data.classes, data.users, format
         )
     if isinstance(data, ItemData):
-        groups, classes, users = data.groups, data.classes, data.users
-        return _Look(data.dataset, name, data.targets, groups, classes=classes, users=users, format=data.format)
+        return _Look(
+            data.dataset,
+            name,
+            data.targets,
+            data.groups,
+            classes=data.classes,
+            users=data.users,
+            format=data.format,
+        )
     reader = ItemReader(data, name, format=format)
     check_item(reader)
     reader.warn_of_other_draws()

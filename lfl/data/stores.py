@@ -153,11 +153,12 @@ class DatasetStore(Store):
     def batches(self, plan: Plan) -> Iterator[Batch]:
         # Workers read several batches ahead. Meanwhile each batch's shape and keys wait in this queue.
         waiting: deque[tuple[torch.Size, Tensor | None]] = deque()
+        number = self._number
 
         def requests() -> Iterator[Request]:
             for indices, keys in plan:
                 waiting.append((indices.shape, keys))
-                yield _request(indices, keys, self._number)
+                yield _request(indices, keys, number)
 
         read: Iterator[Batch]
         if self._workers is None:

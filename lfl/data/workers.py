@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import signal
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pickle import PicklingError
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import signal_handling
 
 from lfl.data.columns import DataError
 from lfl.data.items import ItemReader, Request
@@ -45,6 +43,7 @@ class Workers:
         self._loader: DataLoader[Any] | None = None
         self._state: Any = None  # of the data sets when the processes got them
         self._plan: object = None  # the one that the processes read now
+        self._end: Any = None  # ends the processes
 
     def add(self, reader: ItemReader) -> int:
         """Let the processes read from a data set, too; returns its number."""
@@ -64,11 +63,12 @@ class Workers:
             RuntimeError: a process has died; a note names the items that were being read.
         """
         mine, asked = object(), deque[Request]()
-        batches: Any = None
+        requests, batches = _asking(plan, asked), iter(())
         try:
             while True:
                 if self._plan is not mine:  # at first, and after another plan was read in between
-                    batches, self._plan = self._started(_asking(plan, asked), pins), mine
+                    requests = _asking(plan, asked)
+                    batches, self._plan = self._started(requests, pins), mine
                 batch = next(batches, _END)
                 if batch is _END:
                     return
@@ -86,32 +86,19 @@ class Workers:
                 error.add_note(f"A worker was lost while these items of {name} were read: {named}.")
             self.close()
             raise
+        finally:
+            requests.close()  # the loader holds it, and it holds whatever the plan does
 
     def close(self) -> None:
         """End the processes; the next plan starts new ones."""
-        self._end(is_collected=False)
-
-    def __del__(self) -> None:
-        self._end(is_collected=True)
-
-    def _end(self, is_collected: bool) -> None:
-        loader, self._loader, self._plan = self._loader, None, None
-        if loader is None or self._owner != os.getpid():  # a forked process ends no process of its parent's
-            return
-        atexit.unregister(self._at_exit)
-        iterator: Any = loader._iterator
-        if is_collected:
-            # The queues may have been collected before: then no message reaches the processes.
-            remove: Any = signal_handling._remove_worker_pids  # type: ignore[attr-defined]
-            remove(id(iterator))  # or torch says that they were killed
-            iterator._worker_pids_set = False
-            _kill(iterator)
-        iterator._shutdown_workers()  # as Lightning does; torch has no public way
-        _kill(iterator)  # those in the midst of a long item, which are deaf to signals
+        self._loader, self._plan = None, None
+        if self._end is not None:
+            atexit.unregister(self._end)
+            self._end()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, also in another process, starts processes of its own.
-        return {**self.__dict__, "_requests": _Requests(), "_loader": None, "_plan": None}
+        return {**self.__dict__, "_requests": _Requests(), "_loader": None, "_plan": None, "_end": None}
 
     def _started(self, requests: Iterator[Request], pins: bool) -> Any:
         """An iterator of the batches that ``requests`` ask for; starts the processes where there are none."""
@@ -123,7 +110,7 @@ class Workers:
         self._requests.source = requests
         if self._loader is not None:
             return iter(self._loader)  # waits for what was left of the last plan
-        self._state, self._owner = state, os.getpid()
+        self._state = state
         loader: DataLoader[Any] = DataLoader(
             _Readers(self._readers),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # lists, says torch, and passes them on
@@ -142,9 +129,10 @@ class Workers:
                 "it of classes and functions at the top of a module, or set `num_workers` to 0."
             ) from error
         self._loader = loader
-        # Before torch's own hooks at exit, after which loaders do not end their processes any more.
-        self._at_exit = functools.partial(_close, weakref.ref(self))
-        atexit.register(self._at_exit)
+        # The finalizer holds the loader, which is then whole when it is ended, also if all else is garbage in a circle.
+        self._end = weakref.finalize(self, _end, loader, os.getpid())
+        self._end.atexit = False
+        atexit.register(self._end)  # before torch's own hooks, after which loaders do not end their processes any more
         return batches
 
     def _has_lost_one(self) -> bool:
@@ -176,7 +164,7 @@ class _Requests:
         return self.source
 
 
-def _asking(plan: Iterator[Request], asked: deque[Request]) -> Iterator[Request]:
+def _asking(plan: Iterator[Request], asked: deque[Request]) -> Generator[Request, None, None]:
     """What has been asked for and has not come, and then the rest of the plan, which is noted in ``asked``."""
     yield from tuple(asked)
     for request in plan:
@@ -206,12 +194,11 @@ def _is_small(part: Tensor) -> bool:
     return part.nbytes <= _SMALL and part.dtype != torch.bfloat16  # which numpy does not have
 
 
-def _kill(iterator: Any) -> None:
+def _end(loader: DataLoader[Any], owner: int) -> None:
+    iterator: Any = loader._iterator
+    if iterator is None or owner != os.getpid():  # a forked process ends no process of its parent's
+        return
+    iterator._shutdown_workers()  # as Lightning does; torch has no public way
     for process in iterator._workers:
-        if process.is_alive():
+        if process.is_alive():  # in the midst of a long item, and deaf to signals
             process.kill()
-
-
-def _close(workers: weakref.ref[Workers]) -> None:
-    if (found := workers()) is not None:
-        found.close()
