@@ -90,9 +90,24 @@ class LightningCallbacks:
         if hook not in self._calls:  # looked up once: most callbacks have few hooks
             waits = hook in ("on_validation_end", "on_train_epoch_end")
             chosen = [c for c in self._callbacks if has_hook(c, hook) and not (waits and is_watching(c))]
-            self._calls[hook] = [getattr(callback, hook) for callback in chosen]
+            self._calls[hook] = [self._function(callback, hook) for callback in chosen]
         for function in self._calls[hook]:
             function(self._trainer, self._module, *args)
+
+    def _function(self, callback: Callback, hook: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(callback, hook)
+        if not isinstance(callback, callbacks.ModelSummary):
+            return function
+
+        # It runs `example_input_array` through the module, by means of a trainer's inner parts if there is one.
+        def alone(trainer: Any, module: LightningModule, *args: Any) -> None:
+            module.trainer = None
+            try:
+                function(trainer, module, *args)
+            finally:
+                module.trainer = trainer
+
+        return alone
 
     def end_round(self, was_evaluated: bool) -> None:
         """Show a finished round to the callbacks that watch metrics."""
