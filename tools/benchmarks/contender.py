@@ -61,7 +61,9 @@ def run_lfl(workload: Workload, rounds: int, settings: dict[str, Any]) -> dict[s
     }
     with fitted(workload.model(), workload.data(), **common, **settings) as trainer:
         accuracy, engine, peak = trainer.summary.last("val_acc"), trainer.engine, peak_megabytes()
+        threads = trainer.run.engine_choice["threads"]
     used = f"{engine.name}, cohorts of {engine.cohort_size}" if engine.name == "vectorized" else engine.name
+    used += f", {'recorded' if engine.is_recorded else 'plain'}, threads: {threads}"
     return {
         "seconds": clock.seconds,
         "cpu_seconds": clock.cpu_seconds,
@@ -84,14 +86,15 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("contender", choices=["floor", "lfl"])
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    parser.add_argument("--threads", type=int, help="torch's threads; without it they are left to `lfl`")
     parser.add_argument("--settings", type=json.loads, default={}, help="of the trainer, as JSON")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    torch.set_num_threads(options.threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     workload = WORKLOADS[options.workload]
     if options.contender == "floor":
         result = run_floor(workload, options.rounds)

@@ -3,11 +3,13 @@
     python -m tools.benchmarks.speed cnn mlp many-small resnet pfl-cifar
     python -m tools.benchmarks.speed cnn --peers pfl=PYTHON flower=PYTHON blazefl=PYTHON
     python -m tools.benchmarks.speed many-small --rounds 4 --repeats 1 --only "vectorized, rec"
+    python -m tools.benchmarks.speed cnn mlp many-small --one-process
 
 Federated averaging by `lfl` in several ways, with its logger, ledger and metrics, beside the floor (``flat_loop.py``:
 one network, flat parameters, data as tensors, ``autograd.grad``, a foreach step, one thread, no framework) and beside
 the simulators whose Python ``--peers`` names (``peers/``). Each runs in processes of its own, all in turns, with the
-same clients in the same rounds.
+same clients in the same rounds. `lfl` with its defaults comes first: engine, recording and threads are left to it. What
+it takes is also held against the best of its settings in as many processes.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Contender:
         command: without workload and rounds.
         processes: how many it uses.
         settings: of `lfl`'s trainer.
-        threads: of torch, in each process.
+        threads: of torch, in each process; None to leave them to `lfl`.
         is_peer: takes the workload as a file.
     """
 
@@ -49,7 +51,7 @@ class Contender:
     command: tuple[str, ...]
     processes: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
-    threads: int = 1
+    threads: int | None = 1
     is_peer: bool = False
 
     def run(self, workload: str, rounds: int, work: Path) -> dict[str, Any]:
@@ -61,9 +63,10 @@ class Contender:
         if self.is_peer:
             arguments = [*self.command, str(work), "--rounds", str(rounds), "--processes", str(self.processes)]
         else:
-            arguments = [*self.command, workload, "--rounds", str(rounds), "--threads", str(self.threads)]
-            arguments += ["--settings", json.dumps(self.settings)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
+            arguments = [*self.command, workload, "--rounds", str(rounds), "--settings", json.dumps(self.settings)]
+            arguments += ["--threads", str(self.threads)] if self.threads else []
+        environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment |= {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
         done = subprocess.run(arguments, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
         results = [line for line in done.stdout.splitlines() if line.startswith('{"')]
         if done.returncode or not results:
@@ -72,7 +75,10 @@ class Contender:
         return result
 
 
-def lfl(name: str, processes: int = 1, threads: int = 1, **settings: Any) -> Contender:
+DEFAULTS = "lfl defaults"
+
+
+def lfl(name: str, processes: int = 1, threads: int | None = 1, **settings: Any) -> Contender:
     """`lfl` with settings of the trainer."""
     start = [sys.executable]
     if processes > 1:
@@ -86,17 +92,20 @@ def contenders(peers: dict[str, str]) -> list[Contender]:
     Args:
         peers: the Python of the environment in which each is installed, by name.
     """
+    plain: dict[str, Any] = {"trace_steps": False}
     recorded: dict[str, Any] = {"trace_steps": True}
     ours = [
-        lfl("sequential", engine="sequential"),
+        lfl("defaults", threads=None),
+        lfl("defaults", threads=None, processes=2),
+        lfl("sequential", engine="sequential", **plain),
         lfl("sequential, recorded", engine="sequential", **recorded),
         lfl("sequential, recorded", engine="sequential", threads=2, **recorded),
         lfl("sequential, recorded", engine="sequential", processes=2, **recorded),
-        lfl("vectorized", engine="vectorized"),
+        lfl("vectorized", engine="vectorized", **plain),
         lfl("vectorized, recorded", engine="vectorized", **recorded),
         lfl("vectorized, recorded", engine="vectorized", processes=2, **recorded),
         lfl("vectorized, compiled", engine="vectorized", trace_steps="compile"),
-        lfl("auto, recorded", engine="auto", **recorded),
+        lfl("vectorized, recorded", engine="vectorized", threads=2, **recorded),
     ]
     floor = Contender(FLOOR, (sys.executable, *_OURS, "floor"))
     scripts = {name: str(PEERS / f"{name}_run.py") for name in peers}
@@ -134,7 +143,7 @@ def table_of(name: str, rounds: int | None, repeats: int, chosen: list[Contender
         table.add(
             contender.name,
             str(contender.processes),
-            str(contender.threads),
+            str(contender.threads or ""),
             f"{milliseconds:.1f}",
             *(f"{ratio:.2f}" for ratio in (statistics.median(turns), min(turns), max(turns))),
             f"{max(own['peak_mb'] for own in results[index]):,.0f}",
@@ -142,6 +151,18 @@ def table_of(name: str, rounds: int | None, repeats: int, chosen: list[Contender
             last.get("engine", ""),
         )
     return table
+
+
+def against_best(table: Table) -> list[str]:
+    """How the defaults compare with the best setting of `lfl` in as many processes, a line for each number of them."""
+    rows = [(name, int(processes), float(ratio)) for name, processes, _, _, ratio, *_ in table.rows]
+    lines = []
+    for name, processes, ratio in rows:
+        others = [(r, n) for n, p, r in rows if p == processes and n.startswith("lfl ") and n != DEFAULTS]
+        if name == DEFAULTS and others:
+            best, setting = min(others)
+            lines.append(f"{processes} process(es): the defaults take {ratio / best:.2f} of the best, {setting}")
+    return lines
 
 
 def _ratio(own: list[float], base: list[float]) -> float:
@@ -155,6 +176,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="turns of every contender")
     parser.add_argument("--peers", nargs="*", default=[], help="NAME=PYTHON of pfl, flower, blazefl where installed")
     parser.add_argument("--only", nargs="*", default=[], help="contenders whose name has one of these in it")
+    parser.add_argument("--one-process", action="store_true", help="only contenders that take one process")
     parser.add_argument("--output", type=Path, default=Path("runs/speed"), help="folder of the tables' files")
     return parser.parse_args(arguments)
 
@@ -163,8 +185,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
     known = contenders(dict(pair.split("=", 1) for pair in options.peers))
     chosen = [c for c in known if c.name == FLOOR or not options.only or any(part in c.name for part in options.only)]
+    chosen = [c for c in chosen if c.processes == 1 or not options.one_process]
     for name in options.workloads:
         table = table_of(name, options.rounds, options.repeats, chosen)
+        table.notes += against_best(table)
         table.show()
         table.write(options.output, name)
 

@@ -14,6 +14,7 @@ from lfl.trainer import FederatedTrainer
 from tools.benchmarks import speed
 from tools.benchmarks.flat_loop import FlatLoop
 from tools.benchmarks.workloads import WORKLOADS, write
+from tools.table import Table
 
 
 def test_the_floor_does_the_same(tmp_path: Path) -> None:
@@ -52,17 +53,39 @@ def test_the_floor_does_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow  # 44 s
 @pytest.mark.timeout(300)
 def test_contenders_run_in_turns(tmp_path: Path) -> None:
-    arguments = ["many-small", "--rounds", "4", "--repeats", "1", "--only", "vectorized, rec"]
+    arguments = ["many-small", "--rounds", "4", "--repeats", "1", "--only", "vectorized, rec", "defaults"]
     speed.main([*arguments, "--output", str(tmp_path)])
     with (tmp_path / "many-small.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(line[""], line["processes"]) for line in lines] == [
         ("floor", "1"),
+        ("lfl defaults", "1"),
+        ("lfl defaults", "2"),
         ("lfl vectorized, recorded", "1"),
         ("lfl vectorized, recorded", "2"),
+        ("lfl vectorized, recorded", "1"),
     ]
+    assert [line["threads"] for line in lines] == ["1", "", "", "1", "1", "2"]
     assert lines[0]["ratio"] == "1.00"
     assert all(float(line["ms"]) > 0 and float(line["peak MB"].replace(",", "")) > 100 for line in lines)
+
+
+def test_defaults_are_held_against_the_best_setting_in_as_many_processes() -> None:
+    table = Table("", ["", "processes", "threads", "ms", "ratio", "least"])
+    for name, processes, ratio in (
+        ("floor", 1, "1.00"),
+        ("lfl defaults", 1, "0.63"),
+        ("lfl defaults", 2, "0.50"),
+        ("lfl sequential", 1, "0.90"),
+        ("lfl vectorized", 1, "0.60"),
+        ("lfl vectorized", 2, "0.40"),
+        ("pfl", 2, "0.10"),
+    ):
+        table.add(name, str(processes), "1", "1.0", ratio, ratio)
+    assert speed.against_best(table) == [
+        "1 process(es): the defaults take 1.05 of the best, lfl vectorized",
+        "2 process(es): the defaults take 1.25 of the best, lfl vectorized",
+    ]
 
 
 def test_a_workload_is_written_for_others(tmp_path: Path) -> None:
