@@ -24,6 +24,8 @@ _LIBRARIES = (
     "torchvision",
     "lfl",
     "numpy",
+    "transformers",
+    "peft",
 )
 _DEPTH = 3  # of functions that functions call
 _CODE = (types.FunctionType, types.ModuleType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)

@@ -4,6 +4,7 @@ from lfl.data.base import Batch, FederatedData
 from lfl.data.collate import PadCollate
 from lfl.data.datamodule import FederatedDataModule
 from lfl.data.examples import TensorData
+from lfl.data.huggingface_source import HuggingFaceSource
 from lfl.data.matching import match_label_mix
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import (
@@ -29,6 +30,7 @@ __all__ = [
     "DirichletPartitioner",
     "FederatedData",
     "FederatedDataModule",
+    "HuggingFaceSource",
     "IIDPartitioner",
     "IndexSets",
     "NaturalPartitioner",

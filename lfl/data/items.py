@@ -42,6 +42,7 @@ from lfl.generators import GENERATORS, HostGenerators
 
 _MANY = 5000  # objects among which a data set's generators are looked for, nearest first
 _LONGEST = 1000  # a longer list is data
+_TABLES = ("datasets.", "pyarrow.", "pandas.", "tokenizers.", "transformers.")  # whose many objects draw nothing
 _VALUES = (Tensor, np.ndarray, np.generic, str, bytes, int, float)  # which hold nothing else
 # Whose functions are not looked into. Objects of these libraries are: a transform may hold a generator.
 _LIBRARIES = ("torch.", "torchvision.", "lightning.", "numpy.", "pandas.", "builtins.", "typing.", "abc.", "random.")
@@ -388,6 +389,8 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", thing.__self__), ("", thing.__func__))
     elif isinstance(thing, functools.partial):
         yield from (("", value) for value in (thing.func, thing.args, thing.keywords))
+    elif f"{type(thing).__module__}.".startswith(_TABLES):
+        yield from getattr(thing, "_format_kwargs", {}).items()  # a transform that a user has set
     else:
         yield from list(getattr(thing, "__dict__", {}).items())
         for kind in type(thing).__mro__:

@@ -1,10 +1,11 @@
 """LightningModules and the backbones they train."""
 
 from lfl.models.backbone import Backbone
+from lfl.models.causal_lm import CausalLM
 from lfl.models.classifier import Classifier
 from lfl.models.cnn import McMahanCNN
 from lfl.models.lenet import LeNet5
 from lfl.models.mlp import MLP
 from lfl.models.resnet import CifarResNet, ResNet
 
-__all__ = ["MLP", "Backbone", "CifarResNet", "Classifier", "LeNet5", "McMahanCNN", "ResNet"]
+__all__ = ["MLP", "Backbone", "CausalLM", "CifarResNet", "Classifier", "LeNet5", "McMahanCNN", "ResNet"]
