@@ -108,7 +108,7 @@ class StepTimer:
             return path.engine(self.model.copy(), self.data, self.work, self.callbacks, self.seed)
 
         recorded = engine(path.at_once)
-        if path.patience:  # recording was not asked for: where it fails, the run will find out, and say so
+        if path.recording:  # where that fails, the run will find out, and say so
             try:
                 self._times(recorded, 1, repeats=1)
             except TraceError:
