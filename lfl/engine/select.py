@@ -32,8 +32,8 @@ _DEVICE_SHARE = 0.6  # of the free memory of a device, for what a cohort needs
 _MARGIN = 0.9  # the trial is short and knows nothing of the rest of a round: prefer the simple engine where it is close
 _FEWER_CALLS = 0.8  # padding is worth it where it saves a fifth of the calls
 # Steps of a shape that are taken before it is recorded, by default: recording takes about as long as it then saves in a
-# few hundred steps of a small client, in some tens of a larger one or of a cohort. So it costs little more than what has
-# been done so far.
+# few hundred steps of a small client, in some tens of a larger one or of a cohort. So it costs little more than what
+# has been done so far.
 _PATIENCE = {"sequential": 200, "vectorized": 40}
 _SHORT = 200  # steps of a run in which nothing can be won
 _LONG = 5  # times the patience: a run of so many steps is timed as it will go on, recorded
