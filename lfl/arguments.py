@@ -81,7 +81,7 @@ def _short_stack() -> Iterator[None]:
     which are many while they import each other: half a second for each default.
     """
     own = inspect.stack
-    inspect.stack = lambda *_: [(sys._getframe(1),), (sys._getframe(2),)]  # type: ignore[assignment,return-value]
+    inspect.stack = lambda *_: [(sys._getframe(1),), (sys._getframe(2),)]
     try:
         yield
     finally:

@@ -52,7 +52,7 @@ def test_phases_may_be_given_as_dictionaries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"trace_steps": "eager"}, "`trace_steps=eager` must be one of True, False, compile."),
+        ({"trace_steps": "eager"}, "`trace_steps=eager` must be one of auto, True, False, compile."),
         ({"cohort_size": 0}, "`cohort_size=0` must be a whole number of at least 1."),
         ({"check_val_every_n_rounds": 0}, "`check_val_every_n_rounds=0` must be a whole number of at least 1."),
     ],

@@ -31,9 +31,11 @@ _LARGEST_COHORT = 128
 _DEVICE_SHARE = 0.6  # of the free memory of a device, for what a cohort needs
 _MARGIN = 0.9  # the trial is short and knows nothing of the rest of a round: prefer the simple engine where it is close
 _FEWER_CALLS = 0.8  # padding is worth it where it saves a fifth of the calls
-# Steps of a shape that are taken before it is recorded, by default: recording takes as long as a few hundred steps of a
-# small model, or as some tens of a larger one. So it never costs much more than what has been done so far.
-_PATIENCE = 200
+# Steps of a shape that are taken before it is recorded, by default: recording takes about as long as it then saves in a
+# few hundred steps of a small client, in some tens of a larger one or of a cohort. So it costs little more than what
+# has been done so far.
+_PATIENCE = {"sequential": 200, "vectorized": 40}
+_SHORT = 200  # steps of a run in which nothing can be won
 _LONG = 5  # times the patience: a run of so many steps is timed as it will go on, recorded
 _JOINS = 1.5  # sums of processes cost what they take when nobody waits, and more: processes are never done together
 
@@ -147,7 +149,7 @@ class _Chooser:
         """
         most, saved = self.settings.most_threads, self._resumed.get("threads")
         # A run of few steps is over before the trial pays.
-        is_short = self._num_calls(path) * self.settings.max_rounds < _PATIENCE
+        is_short = self._num_calls(path) * self.settings.max_rounds < _SHORT
         if most == 1 or saved == 1 or (is_short and not saved):
             return None
         path, count = self._as_taken(path), min(path.cohort_size, self._per_round)
@@ -213,7 +215,7 @@ class _Chooser:
         # `auto` has said side effects already: they keep clients apart, too. A run that is too short to record anything
         # loses nothing.
         is_said = self.settings.name == "auto" and self.model.traits.side_effect is not None
-        if reason is not None and not is_said and self._num_calls(Path()) * self.settings.max_rounds > _PATIENCE:
+        if reason is not None and not is_said and self._num_calls(Path()) * self.settings.max_rounds > _SHORT:
             rank_zero_info(f"The step of {type(self.model.module).__name__} is not recorded: {reason}.")
         return reason is None
 
@@ -225,12 +227,12 @@ class _Chooser:
         """
         if not path.recording or self.settings.trace_steps != "auto":
             return path
-        descents = path.descents
+        descents, patience = path.descents, _PATIENCE[path.name]
         if descents is not None:
             width = 0 if path.padded_width else self._usual_width
             calls = self._num_calls(path, width or path.padded_width)
-            descents = Descents(1 + int(_PATIENCE // max(1.0, calls)), width)
-        return replace(path, patience=_PATIENCE, descents=descents)
+            descents = Descents(1 + int(patience // max(1.0, calls)), width)
+        return replace(path, patience=patience, descents=descents)
 
     @property
     def _usual_width(self) -> int:

@@ -232,7 +232,7 @@ BROUGHT: dict[str, Brought] = {
     "tied": Brought(Tied, is_padded=True),
     "mixed types": Brought(Mixed, is_padded=True),
     "gradient penalty": Brought(Penalised, frozenset({"recorded"})),
-    "lstm": Brought(Recurrent),
+    "lstm": Brought(Recurrent, is_padded=True),
     "embedding with padding": Brought(Embedded, source=Tokens),
     "language model": Brought(NextToken, source=Tokens),
 }

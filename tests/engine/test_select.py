@@ -92,7 +92,7 @@ def counted(folder: Path, callbacks: list[FederatedCallback], **options: Any) ->
 def test_steps_are_recorded_once_there_have_been_many(
     engine: str, patience: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select, "_PATIENCE", patience)
+    monkeypatch.setattr(select, "_PATIENCE", dict.fromkeys(("sequential", "vectorized"), patience))
     assert counted(tmp_path, [], engine=engine, max_rounds=4) == [(0, 0), (0, 0), (0, 1), (0, 1)]
     # What looks at gradients has no descents.
     assert counted(tmp_path, [Scaffold()], engine=engine, max_rounds=4) == [(0, 0), (0, 0), (1, 0), (1, 0)]
@@ -106,7 +106,7 @@ def test_a_short_run_records_nothing(tmp_path: Path) -> None:
 
 def test_rare_shapes_of_batches_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the last batches of ragged clients, and of full ones, only the latter come often."""
-    monkeypatch.setattr(select, "_PATIENCE", 30)
+    monkeypatch.setattr(select, "_PATIENCE", dict.fromkeys(("sequential", "vectorized"), 30))
     steps, last = Steps(), 4
     trainer = train([steps], tmp_path, mlp(), ragged_data(), max_rounds=last, participation=FullParticipation())
     sizes = trainer.data.client_sizes
@@ -120,7 +120,7 @@ def test_rare_shapes_of_batches_are_not_recorded(tmp_path: Path, monkeypatch: py
 def test_recording_by_default_changes_rounding_at_most(
     method: Callable[[], list[FederatedCallback]], engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select, "_PATIENCE", 5)
+    monkeypatch.setattr(select, "_PATIENCE", dict.fromkeys(("sequential", "vectorized"), 5))
     options = {"engine": engine, "local_epochs": 2}
     plain, default = (
         train(method(), tmp_path, mlp(dropout=0.3), ragged_data(), trace_steps=trace, **options)
@@ -138,7 +138,7 @@ def test_recording_by_default_is_resumed_to_the_bit(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which steps include their descent follows from the round and the batch, not from what has been counted."""
-    monkeypatch.setattr(select, "_PATIENCE", 20)
+    monkeypatch.setattr(select, "_PATIENCE", dict.fromkeys(("sequential", "vectorized"), 20))
     options = {"engine": engine, "precision": "32-true", "checkpoint": Checkpointing(every_n_rounds=2, keep_all=True)}
     straight = train([], tmp_path / "straight", mlp(), max_rounds=5, **options)
     short = train([], tmp_path / "short", mlp(), max_rounds=2, **options)
@@ -188,11 +188,23 @@ def test_what_is_not_recorded_by_default_is_said_once_without_a_warning(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(select, "rank_zero_info", said.append)
-    monkeypatch.setattr(select, "_PATIENCE", 1)
+    monkeypatch.setattr(select, "_SHORT", 1)
     trainer = train([], tmp_path, make(), data(), max_rounds=1)
     assert not trainer.engine.is_recorded
     (line,) = said
     assert f"is not recorded: {reason}" in line
-    monkeypatch.setattr(select, "_PATIENCE", 10**6)  # a short run loses nothing
+    monkeypatch.setattr(select, "_SHORT", 10**6)  # a short run loses nothing
     train([], tmp_path, make(), data(), max_rounds=1)
     assert said == [line]
+
+
+@pytest.mark.parametrize(("join", "is_said"), [(1e3, True), (0.0, False)])
+def test_processes_that_save_less_than_their_sums_cost_are_spoken_of(
+    join: float, is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, said = ragged_data(), []
+    data.setup("fit")
+    monkeypatch.setattr(select, "rank_zero_info", said.append)
+    settings = EngineSettings("sequential", processes=2, join=lambda: join)
+    build_training(settings, ClientModel(mlp()), data, LocalWork(), [], seed=0)
+    assert [("2 processes are no faster than one here" in line) for line in said] == [True] * is_said
