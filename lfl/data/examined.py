@@ -117,6 +117,8 @@ def _look(data: Data, name: str, num_classes: int, in_memory: bool, format: Item
     reader = ItemReader(data, name, format=format)
     check_item(reader)
     reader.warn_of_other_draws()
+    if in_memory:
+        reader.warn_of_draws_kept()
     targets, groups = column_of(data, "targets", name), column_of(data, "groups", name)
     if num_classes and isinstance(targets, Tensor):
         targets = as_labels(targets)

@@ -190,6 +190,19 @@ class ItemReader(Dataset[Any]):
         """
         return [value for value in map(_plain, _held_by(self._code)) if value is not None]
 
+    def warn_of_draws_kept(self) -> None:
+        """Warns if items are drawn, where each is read once and kept in memory."""
+        with self.generators.kept():
+            self.generators.seed("item")
+            before = self.generators.state()
+            self.dataset[0]
+            moved = self.generators.moved_since(before)
+        if moved:
+            rank_zero_warn(
+                f"Items of {self.name} draw from {moved[0]}, but are kept in memory: each is drawn once for the whole "
+                "run. `in_memory=False` draws anew in every epoch; or give what draws as `train_transforms`."
+            )
+
     def warn_of_other_draws(self) -> None:
         """Warns if the first item differs when it is read again: then it draws from where no seed reaches."""
         first, again = self[0], self[0]

@@ -211,3 +211,15 @@ def test_soft_labels_beside_targets_are_not_compared() -> None:
     soft = torch.eye(4)[torch.arange(40) % 4]
     train, _ = examined(Items(labels=soft, targets=torch.arange(40) % 4), Items(), 4)
     assert train.targets.tolist() == [0, 1, 2, 3] * 10
+
+
+def test_draws_that_are_kept_in_memory_are_warned_of() -> None:
+    class Noisy(Items):
+        def __getitem__(self, i: int) -> Any:
+            return torch.rand(2), i % 4
+
+    with pytest.warns(
+        UserWarning, match="draw from torch's global generator, but are kept in memory: each is drawn once"
+    ):
+        setup(Noisy(), Items())
+    setup(Noisy(), Items(), in_memory=False)

@@ -224,6 +224,7 @@ def test_clients_rounds_and_epochs_draw_apart_and_runs_repeat(tmp_path: Any, kin
     assert torch.equal(resumed.net.weight, first.net.weight)
 
 
+@pytest.mark.filterwarnings("ignore:Items of .* are kept in memory")
 def test_data_read_into_memory_repeats_too(tmp_path: Any) -> None:
     one, other = (fit(tmp_path / name, "numpy", max_rounds=1, in_memory=True) for name in "ab")
     assert one.seen == other.seen
