@@ -27,7 +27,7 @@ def write(folder: str, users: int = 12, train: int = 40, test: int = 10) -> None
 
 
 def _rows(users: int, count: int, draws: torch.Generator) -> list[dict[str, object]]:
-    rows = []
+    rows: list[dict[str, object]] = []
     for user in range(users):
         for _ in range(count):
             length = int(torch.randint(8, 21, (), generator=draws))
@@ -37,7 +37,11 @@ def _rows(users: int, count: int, draws: torch.Generator) -> list[dict[str, obje
     return rows
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write a small data set of sequences.")
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="where to write it")
-    write(parser.parse_args().folder)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    write(options_of(None).folder)

@@ -109,7 +109,7 @@ class HuggingFaceSource(Source):
         train_set, test_set = (self._named(part) for part in found)
         return train_set, test_set
 
-    def _items(self, rows: Any) -> Dataset[Any]:
+    def _items(self, rows: Any) -> Any:
         """Some columns of a data set; labels and groups are read from their columns alone."""
         columns = rows.with_format("torch", columns=self._kept(rows))
         data: Any = KeptItems(_rows_of(columns[:])) if self.in_memory else _Rows(columns)
@@ -154,7 +154,12 @@ class HuggingFaceSource(Source):
             )
         else:
             test = self._split_of(found, "test_split", self.test_split)
-        named = {"target": [self.target], "groups": [self.groups], "input": [self.input], "columns": self.columns or []}
+        named: dict[str, list[str | None]] = {
+            "target": [self.target],
+            "groups": [self.groups],
+            "input": [self.input],
+            "columns": [*(self.columns or [])],
+        }
         for setting, columns in named.items():
             for column in columns:
                 if column is not None and column not in train.column_names:
@@ -226,7 +231,7 @@ def _offline() -> Iterator[None]:
     import datasets
     import huggingface_hub
 
-    places = (datasets.config, huggingface_hub.constants)
+    places: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
     before = [place.HF_HUB_OFFLINE for place in places]
     for place in places:
         place.HF_HUB_OFFLINE = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ class CausalLM(LightningModule):
 
     Raises:
         ValueError: neither or both of `config` and `pretrained` are given.
+        FileNotFoundError: there is no model at `pretrained`.
         ModuleNotFoundError: ``transformers`` or ``peft`` is missing.
     """
 
@@ -114,13 +116,18 @@ def _network(config: dict[str, Any] | None, pretrained: str | None, attention: s
         import transformers
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(_EXTRA, name="transformers") from error
+    models: Any = transformers.AutoModelForCausalLM
     if config is None:
-        network: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
-            pretrained, attn_implementation=attention
-        )
+        try:
+            network: nn.Module = models.from_pretrained(pretrained, attn_implementation=attention)
+        except (OSError, ValueError) as error:
+            raise FileNotFoundError(
+                f"`pretrained={pretrained!r}` of CausalLM is neither a folder that `save_pretrained` wrote (looked for "
+                f"at {str(Path(str(pretrained)).resolve())!r}) nor a model of the hub that can be reached."
+            ) from error
     else:
         settings = transformers.AutoConfig.for_model(**config)
-        network = transformers.AutoModelForCausalLM.from_config(settings, attn_implementation=attention)
+        network = models.from_config(settings, attn_implementation=attention)
     return network.train()
 
 

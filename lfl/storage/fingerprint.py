@@ -13,7 +13,7 @@ from lfl.storage.checkpoint_file import CheckpointError
 
 _PLAIN = (str, int, float, bool, type(None))
 # Where the data lies does not matter: the fingerprint of the partition shows that the data is the same.
-_IRRELEVANT = ("data.source.root:", "data.source.download:")
+_IRRELEVANT = ("data.source.root:", "data.source.path:", "data.source.download:")
 
 
 def describe(value: Any) -> Any:

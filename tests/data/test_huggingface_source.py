@@ -1,6 +1,7 @@
 """Data sets of Hugging Face from folders: columns, classes, groups, and what is said of what is missing."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,9 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(
     (tmp_path / "other").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no data set that `save_to_disk` wrote: there is neither"):
         HuggingFaceSource("other").check()
+
+
+def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs the package `datasets`: pip install 'lfl\[huggingface\]'\."):
+        HuggingFaceSource("anywhere").check()

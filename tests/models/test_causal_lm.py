@@ -1,6 +1,7 @@
 """A tiny GPT-2 with LoRA adapters, trained on the sequences of users: only adapters train and travel."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,19 @@ def test_a_trained_model_is_read_from_a_folder(tmp_path: Path) -> None:
 def test_settings_that_make_no_model_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CausalLM(**options)
+
+
+@pytest.mark.parametrize("package", ["transformers", "peft"])
+def test_the_packages_are_asked_for(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"CausalLM needs the packages .*: pip install 'lfl\[huggingface\]'\."
+    ):
+        model_of()
+
+
+def test_a_missing_model_is_said_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"`pretrained='empty'` of CausalLM .*{tmp_path / 'empty'}"):
+        CausalLM(pretrained="empty")
