@@ -65,7 +65,7 @@ def test_a_lazy_default_becomes_an_object_of_ones_own() -> None:
     ("owner", "texts"),
     [
         (FederatedDataModule, ["MNIST5000()", "DirichletPartitioner()"]),
-        (FederatedTrainer, ["UniformParticipation(clients_per_round=10)", "MeanAggregator()", "Checkpointing()"]),
+        (FederatedTrainer, ["UniformParticipation()", "MeanAggregator()", "Checkpointing()"]),
         (SSF, ["LayerwiseSubspace(rank=0.2)"]),
     ],
 )

@@ -309,6 +309,7 @@ def test_checks_do_not_change_a_number(tmp_path: Path) -> None:
         "on_aggregate": lambda self, round: None,
         "on_server_step": lambda self, round: None,
     }
-    options: dict[str, Any] = {"engine": "vectorized", "local_phases": [LocalPhase(epochs=2)]}
+    # Where no hook reads gradients, a recording of plain SGD adds them to the parameters at once, equal to rounding.
+    options: dict[str, Any] = {"engine": "vectorized", "local_phases": [LocalPhase(epochs=2)], "trace_steps": False}
     trainers = [train(stack, tmp_path, mlp(), ragged_data(), **options) for stack in ([stacked(**idle)], [])]
     assert torch.equal(trainers[0].server.vector, trainers[1].server.vector)

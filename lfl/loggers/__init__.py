@@ -1,7 +1,7 @@
 """Where a run's metrics go; any logger of ``lightning.pytorch.loggers`` serves as well."""
 
 from lfl.loggers.csv import CSVLogger, read_rows
-from lfl.loggers.tensorboard import TensorBoardLogger
+from lfl.loggers.tensorboard import RunTensorBoardLogger
 from lfl.loggers.wandb import WandbLogger
 
-__all__ = ["CSVLogger", "TensorBoardLogger", "WandbLogger", "read_rows"]
+__all__ = ["CSVLogger", "RunTensorBoardLogger", "WandbLogger", "read_rows"]

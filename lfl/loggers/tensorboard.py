@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch.loggers import TensorBoardLogger as LightningTensorBoardLogger
 
 
-class TensorBoardLogger(LightningTensorBoardLogger):
+class RunTensorBoardLogger(LightningTensorBoardLogger):
     """Lightning's logger for TensorBoard, with the run's folder as its default.
 
     Args:

@@ -26,8 +26,7 @@ class CausalLM(LightningModule):
         config: a model that begins at random: ``model_type`` and what else its configuration takes.
         pretrained: a trained model instead: a folder, or a name on the hub.
         lora: arguments of ``peft.LoraConfig``, such as ``r`` and ``target_modules``; none to train the whole model.
-        attention: how attention is computed. ``sdpa`` is faster on long sequences, but looks at its mask, so that
-            clients are trained one at a time.
+        attention: how attention is computed; ``sdpa`` is faster on long sequences of one client at a time.
         lr: learning rate of AdamW.
         weight_decay: weight decay of AdamW.
 

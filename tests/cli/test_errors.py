@@ -97,7 +97,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--seed_everything=true", "`seed_everything=true` must be a whole number of at least 0."),
         (
             "--trainer.trace_steps=complie",
-            "`trainer.trace_steps=complie` must be true or false or 'compile'; did you mean `compile`?",
+            "`trainer.trace_steps=complie` must be true or false or 'auto' or 'compile'; did you mean `compile`?",
         ),
         (
             "--trainer.engine vector",

@@ -16,7 +16,7 @@ class Misspelt(FederatedCallback):
 
 
 class OfLightning(FederatedCallback):
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         raise AssertionError("nobody calls this")
 
 
@@ -24,7 +24,7 @@ class OfLightning(FederatedCallback):
     ("callback", "message"),
     [
         (Misspelt(), r"`Misspelt.on_cohort_finish` is never called.*did you mean `on_cohort_\w+`"),
-        (OfLightning(), "`OfLightning.on_train_epoch_end` is never called"),
+        (OfLightning(), "`OfLightning.on_train_batch_end` is never called"),
     ],
 )
 def test_hooks_that_nobody_calls(callback: FederatedCallback, message: str, tmp_path: Path) -> None:

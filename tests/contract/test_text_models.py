@@ -18,6 +18,8 @@ from lfl.data.sources import Source
 from lfl.participation import FullParticipation
 from lfl.trainer import FederatedTrainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*_dataloader` is never called")  # Lightning's demos have some
+
 WORDS, LENGTH = 7, 5
 WAYS = [("sequential", True), ("vectorized", False), ("vectorized", True)]
 

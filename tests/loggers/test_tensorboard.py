@@ -5,7 +5,7 @@ from lightning.pytorch import loggers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from worlds import ragged_data, train
 
-from lfl.loggers import TensorBoardLogger
+from lfl.loggers import RunTensorBoardLogger
 from lfl.models import MLP, Classifier
 
 
@@ -30,7 +30,7 @@ class Net(Classifier):
 
 
 def test_a_run_logs_its_hyper_parameters_and_settings_into_its_own_folder(tmp_path: Path) -> None:
-    logger = TensorBoardLogger()
+    logger = RunTensorBoardLogger()
     first = train([], tmp_path, Net(8), ragged_data(), logger=logger, max_rounds=2)
     second = train([], tmp_path, Net(6), ragged_data(), logger=logger, max_rounds=1)
     for trainer, hidden, rounds in ((first, 8, [1, 2]), (second, 6, [1])):
@@ -40,6 +40,6 @@ def test_a_run_logs_its_hyper_parameters_and_settings_into_its_own_folder(tmp_pa
         assert (saved["trainer"]["max_rounds"], saved["data"]["num_clients"]) == (len(rounds), 8)
         scalars = EventAccumulator(str(folder)).Reload().Scalars("train/loss")
         assert [event.step for event in scalars] == rounds
-    elsewhere = TensorBoardLogger(tmp_path / "board", name="", version="mine")
+    elsewhere = RunTensorBoardLogger(tmp_path / "board", name="", version="mine")
     train([], tmp_path, Net(6), ragged_data(), logger=elsewhere, max_rounds=1)
     assert (tmp_path / "board" / "mine" / "hparams.yaml").exists()

@@ -131,9 +131,8 @@ def test_a_gpt_without_adapters_is_trained_whole(tmp_path: Path, folder: str) ->
     assert value_of(trainer, "train/loss") < 3.4
 
 
-def test_attention_that_looks_at_its_mask_is_trained_one_client_at_a_time(tmp_path: Path, folder: str) -> None:
-    with pytest.warns(UserWarning, match="CausalLM is trained one client at a time .* does not run under vmap"):
-        trainer = fit(tmp_path, folder, model_of(attention="sdpa"), engine="auto", max_rounds=1)
+def test_attention_that_looks_at_its_mask_is_trained_together_too(tmp_path: Path, folder: str) -> None:
+    trainer = fit(tmp_path, folder, model_of(attention="sdpa"), engine="vectorized", max_rounds=1)
     expected = fit(tmp_path, folder, model_of(), engine="sequential", max_rounds=1)
     torch.testing.assert_close(trainer.server.vector, expected.server.vector, rtol=1e-3, atol=1e-5)
 
