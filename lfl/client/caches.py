@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lfl.client.attributes import attributes_of
+from lfl.client.checkpoints import client_random
 from lfl.client.model import ClientModel
-from lfl.client.random_ops import ClientRandom
 from lfl.client.surroundings import Surroundings
 from lfl.generators import HostGenerators
 
@@ -62,7 +62,7 @@ def _made_once(twin: ClientModel, batch: Any, key: Tensor) -> dict[str, Tensor]:
     surroundings = Surroundings(module)
     around = surroundings.snapshot()
     try:
-        with HostGenerators(*module.modules()).kept(), twin.recording(), ClientRandom(key):
+        with HostGenerators(*module.modules()).kept(), twin.recording(), client_random(key):
             twin.recorder.start()
             twin.run_step(batch, 0)
             made = {

@@ -19,10 +19,10 @@ from torch.func import functional_call
 from torchmetrics import Metric
 
 from lfl.client.batch_norm import use_running_statistics_of_single_values
+from lfl.client.checkpoints import client_random
 from lfl.client.embeddings import padding_rows
 from lfl.client.layout import ParameterLayout
 from lfl.client.module_copy import copy_of
-from lfl.client.random_ops import ClientRandom
 from lfl.client.recorder import Recorder, as_scalar
 from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LossTerm, StepModule
 from lfl.client.traits import StepTraits
@@ -271,7 +271,7 @@ class ClientModel:
     def _own_operations(self, key: Tensor) -> AbstractContextManager[Any]:
         """The context in which torch's operations are replaced, for a step that has such operations."""
         traits = self.traits
-        return ClientRandom(key) if traits.random_operations or traits.unbatched_layers else nullcontext()
+        return client_random(key) if traits.random_operations or traits.unbatched_layers else nullcontext()
 
     def _without_padding(self, name: str, view: Tensor) -> Tensor:
         """A parameter without gradient in the row of an embedding that stands for padding.

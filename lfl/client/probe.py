@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from lfl.client.attributes import attributes_of, comparable, flags_of, has_gradient_hooks, may_change
+from lfl.client.checkpoints import client_random
 from lfl.client.model import ClientModel
-from lfl.client.random_ops import ClientRandom
 from lfl.client.surroundings import Surroundings
 from lfl.client.traits import INDEX, StepTraits
 from lfl.client.value_reads import ValueReads
@@ -83,7 +83,7 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
             parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
             attributes, outside, before = _held(module), surroundings.state(), generators.state()
             with (
-                ClientRandom(key) as random,
+                client_random(key) as random,
                 ValueReads() as values,
                 _watched_attributes(module, read_attributes),
             ):

@@ -29,13 +29,14 @@ class ClientRandom(TorchFunctionMode):
         key: the client's key for a step, a 64-bit integer without dimensions.
 
     Attributes:
+        key: the key.
         draws: number of draws so far.
         layers: number of such layers so far.
     """
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
-        self._key = key
+        self.key = key
         self.draws = 0
         self.layers = 0
 
@@ -56,7 +57,7 @@ class ClientRandom(TorchFunctionMode):
     def next_key(self) -> Tensor:
         """The key of the next draw; each draw has its own, so that two dropout layers have different masks."""
         self.draws += 1
-        return fold(self._key, self.draws)
+        return fold(self.key, self.draws)
 
 
 def _dropout(key: NextKey, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
