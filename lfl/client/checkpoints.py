@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.utils.checkpoint as torchs
 from torch import Tensor
 
@@ -47,17 +48,28 @@ def _replaying(checkpoint: Callable[..., Any], random: ClientRandom, is_first_ag
     """A checkpoint whose function, when it is computed again, draws what it drew before."""
 
     def replaying(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        start, calls = random.draws, 0
+        start, dtype, calls = random.draws, torch.get_default_dtype(), 0
 
         def computed(*inputs: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 1 and not is_first_again:
                 return function(*inputs, **named)
-            with client_random(random.key) as again:
+            # Also the precision's own type of numbers, whose context has ended, too.
+            with client_random(random.key) as again, _default_dtype(dtype):
                 again.draws = start
                 return function(*inputs, **named)
 
         return checkpoint(computed, *args, **options)
 
     return replaying
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
