@@ -15,6 +15,7 @@ KEY = torch.tensor(7)
 CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
 FIRST = torch.arange(5) < torch.tensor([5, 3])[:, None]  # two examples, of 5 and 3 tokens
 
+IS_OLD = "enable_gqa" not in (F.scaled_dot_product_attention.__doc__ or "")
 MASKS: dict[str, dict[str, Any]] = {
     "none": {},
     "causal": {"is_causal": True},
@@ -39,6 +40,8 @@ def attend(*inputs: Tensor, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_of_clients_together_is_torch_s(mask: str) -> None:
+    if IS_OLD and mask == "a query that may look at nothing":
+        pytest.skip("torch 2.4 gives NaN")
     inputs, options = heads(3, 2, 2), MASKS[mask]
     together = vmap(lambda *x: attend(*x, **options), randomness="error")(*inputs)
     alone = torch.stack([F.scaled_dot_product_attention(*x, **options) for x in zip(*inputs, strict=True)])
@@ -53,6 +56,7 @@ def test_attention_of_one_client_is_torch_s_to_the_bit() -> None:
     assert torch.equal(attend(*inputs, is_causal=True), F.scaled_dot_product_attention(*inputs, is_causal=True))
 
 
+@pytest.mark.skipif(IS_OLD, reason="torch 2.4 has no `enable_gqa`")
 def test_few_heads_of_keys_serve_many_of_queries() -> None:
     query, _, _ = heads(3, 2, 4)
     _, key, value = heads(3, 2, 2)
