@@ -16,13 +16,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lfl.aggregation import Server
 from lfl.aggregation.aggregator import check_adds_up
 from lfl.callback import FederatedCallback, check_stack, overrides
-from lfl.client.evaluation import Evaluator, limited
+from lfl.client.evaluation import Evaluator
 from lfl.client.model import ClientModel
 from lfl.client.module_state import ModuleState
 from lfl.client.rates import LearningRates
 from lfl.comm import Ledger
 from lfl.data.base import FederatedData
 from lfl.data.datamodule import FederatedDataModule
+from lfl.data.stores import limited
 from lfl.engine import EngineSettings, LocalTraining, build_training
 from lfl.generators import HostGenerators
 from lfl.lightning_callbacks import LightningCallbacks
@@ -220,7 +221,7 @@ class RunBuilder:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What loggers show of a run: the hyper-parameters that module and data have saved, and all settings."""
+        """The configuration that loggers show: saved hyper-parameters of module and data, and all settings."""
         own: dict[str, Any] = {}
         for owner in (self._data, self._model.module):
             own.update(owner.hparams_initial if getattr(owner, "_log_hyperparams", False) else {})
@@ -283,7 +284,7 @@ class RunBuilder:
         display: ProgressDisplay,
         most_threads: int,
     ) -> dict[str, float]:
-        """What callbacks log of a tested checkpoint, with its clients' rows; nothing if no callback does.
+        """Let callbacks log numbers of a tested checkpoint, with its clients' rows; returns them by name.
 
         Args:
             state: the checkpoint; None for the module as it is.

@@ -24,12 +24,12 @@ from lfl.subspace.base import Basis
 
 _STAGES = ("validation", "test", "predict")
 _EVALUATION = {f"on_{s}_{place}" for s in _STAGES for place in ("start", "end", "epoch_start", "epoch_end")}
-LIGHTNING_HOOKS = {
+# Those hooks of Lightning's callbacks that lfl calls, of federated ones too.
+_LIGHTNING_HOOKS = {
     *("setup", "teardown", "state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint"),
     *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end"),
     *("on_exception", *_EVALUATION, *(f"on_{s}_batch_{place}" for s in _STAGES for place in ("start", "end"))),
 }
-"""Those hooks of Lightning's callbacks that lfl calls, of federated ones too."""
 _NEAR = 0.8  # of two names that differ by a slip, such as `wrap_gradients`
 
 Gradient = Callable[[Tensor, LocalStep], Tensor]
@@ -163,10 +163,10 @@ class FederatedCallback(Callback):
         """
 
 
-_HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | LIGHTNING_HOOKS
+_HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
 _ATTRIBUTES = {"linear", "features", "global_features", "is_unique", "observes", "whole_model"}
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
-_DISPATCHED = _HOOKS - LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
+_DISPATCHED = _HOOKS - _LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
 # Hooks that do nothing without another one, and what happens then.
 _PARTNERS = {
     "decode": ("encode", "is never called"),

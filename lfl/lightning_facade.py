@@ -16,9 +16,10 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lfl.client.evaluation import limited
+from lfl.client.schedule import steps_per_epoch_of
 from lfl.coming_from_lightning import missing_attribute
 from lfl.data.base import FederatedData
+from lfl.data.stores import limited
 from lfl.facade import RunFacade
 from lfl.lightning_callbacks import LightningCallbacks
 from lfl.settings import Settings
@@ -94,7 +95,7 @@ class LightningFacade(RunFacade):
         """Number of batches that the largest client has in an epoch; 0 before the first call."""
         if self._datamodule is None:
             return 0
-        return -(-int(self._datamodule.client_sizes.max()) // self._datamodule.batch_size)
+        return int(steps_per_epoch_of(self._datamodule.client_sizes, self._datamodule.batch_size).max())
 
     @property
     def num_val_batches(self) -> list[int]:
@@ -399,7 +400,7 @@ class LightningFacade(RunFacade):
     def fit_loop(self) -> Any:
         """The few counts that Lightning's own callbacks take from the training loop."""
         step = self.current_round + (1 if self._run is not None and self._run.progress.is_in_round else 0)
-        validation = SimpleNamespace(_has_run="val_loss" in self.callback_metrics or step > 0)
+        validation = SimpleNamespace(_has_run=step > 0)
         batches = SimpleNamespace(is_last_batch=True)
         epoch_loop = SimpleNamespace(_batches_that_stepped=step, val_loop=validation, batch_progress=batches)
         return SimpleNamespace(epoch_loop=epoch_loop, max_epochs=self.max_rounds)

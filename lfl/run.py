@@ -159,11 +159,7 @@ class Run(Federation):
         """Call a hook of the callbacks and the module on the server's model; returns what they log."""
         self.load_server_model()
         self.generators.seed(self.seed, name, self.progress.round)
-        with self.model.recording() as recorder:
-            recorder.start()
-            self.lightning.call(name)
-            getattr(self.model.module, name)()
-            logged = dict(recorder.values)
+        logged = self.model.call_hook(name, self.lightning.call)
         # What the hook has changed is the server's.
         self.model.reclaim(self.server.vector)
         self.server.buffers = self.model.flat_buffers()
@@ -194,11 +190,6 @@ class Run(Federation):
             f"{' + '.join(algorithms + observers)}: {self.num_clients} clients, D = {self.layout.dim:,}, "
             f"{self.engine.name} engine{cohort}, {self.device}; run folder {self.folder}"
         )
-
-    @property
-    def is_in_round(self) -> bool:
-        """Whether a round is under way, so that the state is not one to go on from."""
-        return self.progress.is_in_round
 
     @property
     def engine_choice(self) -> dict[str, Any]:
@@ -296,7 +287,7 @@ class Run(Federation):
             weights_only: leave out what resuming needs.
         """
         self._wanted[path] = weights_only
-        if not self.is_in_round:
+        if not self.progress.is_in_round:
             self.save_wanted()
 
     def save_wanted(self) -> None:

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from lfl.aggregation import Aggregator
 from lfl.arguments import check_choice, check_number
 from lfl.checkpointing import Checkpointing
-from lfl.client.evaluation import Limit
 from lfl.client.work import LocalPhase, LocalWork
+from lfl.data.stores import Limit
 from lfl.federation import BufferPolicy
 from lfl.participation import Participation
 from lfl.system import System

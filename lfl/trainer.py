@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -219,7 +219,8 @@ class FederatedTrainer(LightningFacade):
         """
         with self._calling(TrainerFn.FITTING, model, datamodule):
             signal = self._fit(model, datamodule, ckpt_path)
-        self._status = TrainerStatus.INTERRUPTED if signal else TrainerStatus.FINISHED
+        if signal:
+            self._status = TrainerStatus.INTERRUPTED
         raise_signal_again(signal)
         return {name: float(value) for name, value in self.callback_metrics.items()}
 
@@ -251,8 +252,7 @@ class FederatedTrainer(LightningFacade):
         # To a copy: the user may train the module on, and x stays the server's.
         client_model.load(run.server.vector.clone(), run.server.buffers, run.server.counters)
         for hook in ("on_train_end", "on_fit_end"):
-            lightning.call(hook)
-            client_model.call_hook(hook)
+            client_model.call_hook(hook, lightning.call)
         self._tear_down(lightning, model, "fit")
         return signal
 
@@ -466,7 +466,7 @@ class FederatedTrainer(LightningFacade):
             raise ValueError(
                 f"`{function.value}` needs a `{missing}`: there was no call before whose own it could take."
             )
-        stage = _STAGES[function]
+        stage = cast(Stage, function.value)
         with self._calling(function, model, datamodule):
             path = self._resolve(ckpt_path)
             state = load_checkpoint(path) if path is not None else None
@@ -490,10 +490,3 @@ class FederatedTrainer(LightningFacade):
         if metrics:
             self.display.show(metrics_table(metrics))
         return metrics, outputs
-
-
-_STAGES: dict[TrainerFn, Stage] = {
-    TrainerFn.VALIDATING: "validate",
-    TrainerFn.TESTING: "test",
-    TrainerFn.PREDICTING: "predict",
-}

@@ -20,9 +20,6 @@ from lfl.processes.group import Processes
 from lfl.processes.sums import ProcessSums
 
 Stage = Literal["validate", "test", "predict"]
-Limit = int | float
-"""At most so many batches, or such a share of them, as in Lightning."""
-
 _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
@@ -44,35 +41,6 @@ class NoHooks:
 
     def publish(self, metrics: Mapping[str, Any]) -> None:
         """Do nothing."""
-
-
-def limited(dataloaders: Any, limit: Limit) -> Any:
-    """The first batches of dataloaders.
-
-    Args:
-        dataloaders: one iterable of batches with a length, or a list of them.
-        limit: at most so many batches of each (an int), or such a share of them (a float up to 1).
-    """
-    if isinstance(dataloaders, list | tuple):
-        return [limited(loader, limit) for loader in dataloaders]
-    if isinstance(limit, float) and limit >= 1.0:
-        return dataloaders
-    count = len(dataloaders)
-    return _First(dataloaders, int(limit * count) if isinstance(limit, float) else min(limit, count))
-
-
-class _First:
-    """The first ``length`` batches of a dataloader."""
-
-    def __init__(self, loader: Iterable[Any], length: int) -> None:
-        self._loader = loader
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self._loader, self._length)
 
 
 class Evaluator:

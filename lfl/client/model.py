@@ -373,10 +373,11 @@ class ClientModel:
             metric.reset()
         self.recorder.metrics.clear()
 
-    def call_hook(self, name: str) -> dict[str, Tensor]:
-        """Call a hook of the module that takes no arguments; returns what it logs."""
+    def call_hook(self, name: str, first: Callable[[str], None]) -> dict[str, Tensor]:
+        """Call a hook of the module that takes no arguments, after ``first``; returns what both log."""
         with self.recording() as recorder:
             recorder.start()
+            first(name)
             getattr(self.module, name)()
             return dict(recorder.values)
 

@@ -1,9 +1,10 @@
 """Stores make batches of one data set, from tensors in memory or from items that DataLoaders read."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -215,6 +216,26 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         return self._start()
+
+
+Limit: TypeAlias = int | float
+"""At most so many batches, or such a share of them, as in Lightning."""
+
+
+def limited(dataloaders: Any, limit: Limit) -> Any:
+    """The first batches of dataloaders.
+
+    Args:
+        dataloaders: one iterable of batches with a length, or a list of them.
+        limit: at most so many batches of each (an int), or such a share of them (a float up to 1).
+    """
+    if isinstance(dataloaders, list | tuple):
+        return [limited(loader, limit) for loader in dataloaders]
+    if isinstance(limit, float) and limit >= 1.0:
+        return dataloaders
+    count = len(dataloaders)
+    length = int(limit * count) if isinstance(limit, float) else min(limit, count)
+    return Loader(lambda: itertools.islice(dataloaders, length), length)
 
 
 def _leaf_at(data: TensorData | NestData, transforms: Sequence[BatchTransform]) -> int:
