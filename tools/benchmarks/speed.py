@@ -1,7 +1,7 @@
 """Rounds of `lfl` beside a loop by hand and beside other simulators, on identical work, in turns.
 
     python -m tools.benchmarks.speed cnn mlp many-small resnet pfl-cifar
-    python -m tools.benchmarks.speed cnn --peers pfl=PYTHON flower=PYTHON blazefl=PYTHON
+    python -m tools.benchmarks.speed cnn --peers fedjax=PYTHON pfl=PYTHON flower=PYTHON blazefl=PYTHON
     python -m tools.benchmarks.speed many-small --rounds 4 --repeats 1 --only "vectorized, rec"
     python -m tools.benchmarks.speed cnn mlp many-small --one-process
 
@@ -86,6 +86,14 @@ def lfl(name: str, processes: int = 1, threads: int | None = 1, **settings: Any)
     return Contender(f"lfl {name}", (*start, *_OURS, "lfl"), processes, settings, threads)
 
 
+def peer(name: str, python: str) -> Contender:
+    """A simulator as it is at its best on two cores: FedJAX in one process with XLA's threads, the others in two."""
+    command = (python, str(PEERS / f"{name}_run.py"))
+    if name == "fedjax":
+        return Contender(name, command, threads=None, is_peer=True)
+    return Contender(name, command, processes=2, is_peer=True)
+
+
 def contenders(peers: dict[str, str]) -> list[Contender]:
     """The floor, `lfl` in its ways, and the peers.
 
@@ -108,9 +116,7 @@ def contenders(peers: dict[str, str]) -> list[Contender]:
         lfl("vectorized, recorded", engine="vectorized", threads=2, **recorded),
     ]
     floor = Contender(FLOOR, (sys.executable, *_OURS, "floor"))
-    scripts = {name: str(PEERS / f"{name}_run.py") for name in peers}
-    others = [Contender(name, (python, scripts[name]), 2, is_peer=True) for name, python in peers.items()]
-    return [floor, *ours, *others]
+    return [floor, *ours, *(peer(name, python) for name, python in peers.items())]
 
 
 def table_of(name: str, rounds: int | None, repeats: int, chosen: list[Contender]) -> Table:
@@ -174,7 +180,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("workloads", nargs="+", choices=WORKLOADS)
     parser.add_argument("--rounds", type=int, help="of each run; the first quarter and the last one are not timed")
     parser.add_argument("--repeats", type=int, default=3, help="turns of every contender")
-    parser.add_argument("--peers", nargs="*", default=[], help="NAME=PYTHON of pfl, flower, blazefl where installed")
+    parser.add_argument("--peers", nargs="*", default=[], help="NAME=PYTHON of fedjax, pfl, flower, blazefl")
     parser.add_argument("--only", nargs="*", default=[], help="contenders whose name has one of these in it")
     parser.add_argument("--one-process", action="store_true", help="only contenders that take one process")
     parser.add_argument("--output", type=Path, default=Path("runs/speed"), help="folder of the tables' files")
