@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lightning.pytorch import LightningModule
 from worlds import train
 
@@ -40,6 +41,12 @@ from lfl.system import ExponentialSpeeds
 from lfl.trainer import FederatedTrainer
 
 Stack = Callable[[], list[FederatedCallback]]
+
+
+def also(*values: Any) -> Any:
+    """Further values of a parameter, for ``-m slow``: the fast part has every method once in each suite."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
 
 METHODS: dict[str, Stack] = {
     "fedavg": list,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract.methods import METHODS, train_method
+from contract.methods import METHODS, also, train_method
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from worlds import cnn, mlp, ragged_data, train
@@ -41,7 +41,7 @@ def test_watching_a_run_changes_nothing(engine: str, tmp_path: Path, capsys: pyt
     assert "val_acc" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [also("sequential"), "vectorized"])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_order_of_clients_changes_nothing(method: str, engine: str, tmp_path: Path) -> None:
     options = {"engine": engine, "cohort_size": 3, "precision": "32-true"}
@@ -50,6 +50,7 @@ def test_the_order_of_clients_changes_nothing(method: str, engine: str, tmp_path
     assert torch.equal(runs[0].server.vector, runs[1].server.vector)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_cohort_size_changes_rounding_only(method: str, tmp_path: Path) -> None:
     """Float32 sums in another order: 1e-6 after 3 rounds; the sequential engine has no cohorts to speak of."""

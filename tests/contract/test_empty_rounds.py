@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from contract.empty import Sometimes, sometimes
-from contract.methods import METHODS, OPTIONS
+from contract.methods import METHODS, OPTIONS, also
 from worlds import Bystander, mlp, train
 
 from lfl.callbacks import FLSSVRG
@@ -56,7 +56,7 @@ def scheduled(monitor: str = "train/loss") -> Classifier:
     return module
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("engine", [also("sequential"), "vectorized"])
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_moves_where_nobody_takes_part(method: str, engine: str, tmp_path: Path) -> None:
     participation, watch = sometimes(method), Watch()

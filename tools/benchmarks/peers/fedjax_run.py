@@ -6,9 +6,9 @@
 
 The last line of the output is a JSON object; "seconds" are those of each round, until its parameters are there.
 
-`fedjax.algorithms.fed_avg` with its SGD, as in its examples, and its default backend of ``for_each_client``. Images have
-their channels last, as in FedJAX's own networks. FedJAX fills the last batch of a client from its next shuffle, so that
-a client's batches are all full: it takes as many steps, on some examples more.
+`fedjax.algorithms.fed_avg` with its SGD, as in its examples, and its default backend of ``for_each_client``. Images
+have their channels last, as in FedJAX's own networks. FedJAX fills the last batch of a client from its next shuffle, so
+that a client's batches are all full: it takes as many steps, on some examples more.
 """
 
 from __future__ import annotations
