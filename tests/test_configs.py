@@ -5,6 +5,7 @@ import itertools
 import math
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -58,9 +59,15 @@ def fewer(arguments: list[str]) -> list[str]:
     return FEWER + [override for setting, override in LESS_WORK.items() if f" {setting}:" in texts]
 
 
-def write_data(name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Put tiny files where the config looks for a published data set; whether it does."""
-    source = yaml.safe_load((REPOSITORY / name).read_text()).get("data", {}).get("init_args", {}).get("source")
+def source_of(arguments: list[str]) -> Any:
+    """The data set that the first config of a command names; None for none."""
+    first = next(word for word in arguments if word.startswith("configs/"))
+    return yaml.safe_load((REPOSITORY / first).read_text()).get("data", {}).get("init_args", {}).get("source")
+
+
+def write_data(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Put tiny files where a command looks for a published data set; whether it does."""
+    source = source_of(arguments)
     if not isinstance(source, dict):
         return False
     if source["class_path"].endswith("HuggingFaceSource"):
@@ -83,7 +90,7 @@ def metrics(folder: Path = Path("runs")) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_config_runs_by_its_own_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = first_line(name)
-    few_images = FEW_IMAGES if write_data(name, monkeypatch) else []
+    few_images = FEW_IMAGES if write_data(arguments, monkeypatch) else []
 
     main([*arguments, *fewer(arguments), *few_images])
 
