@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lfl.aggregation import Server
 from lfl.aggregation.aggregator import check_adds_up
-from lfl.callback import FederatedCallback, check_stack, overrides
+from lfl.callback import FederatedCallback, check_stack, overrides, settle_weighting
 from lfl.client.evaluation import Evaluator
 from lfl.client.model import ClientModel
 from lfl.client.module_state import ModuleState
@@ -105,6 +105,7 @@ class RunBuilder:
         # `names_of` is None for a phase that trains all parameters.
         has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
         check_stack(self._callbacks, model.layout, has_frozen_phases)
+        settle_weighting(settings.aggregator, self._callbacks)
         _warn_of_dataloaders(model.module, self._data)
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, model.module)]
         if ignored:

@@ -15,6 +15,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import Callback
 from torch import Tensor
 
+from lfl.aggregation import Aggregator, Weighting
+from lfl.arguments import check_choice
 from lfl.client.layout import ParameterLayout
 from lfl.client.step import ClientStep, LocalStep
 from lfl.comm import Message, Payload
@@ -64,6 +66,12 @@ class FederatedCallback(Callback):
 
     observes: bool = False
     """Whether training does not depend on this callback: it may be added, removed or changed when a run is resumed."""
+
+    weighting: Weighting | None = None
+    """The clients' weights in the mean that the method is stated for; None if any will do.
+
+    ``aggregator.weighting=auto`` takes it; another one that the user asks for is warned of.
+    """
 
     whole_model: bool = False
     """Whether all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
@@ -164,7 +172,7 @@ class FederatedCallback(Callback):
 
 
 _HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
-_ATTRIBUTES = {"linear", "features", "global_features", "is_unique", "observes", "whole_model"}
+_ATTRIBUTES = {"linear", "features", "global_features", "is_unique", "observes", "weighting", "whole_model"}
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
 _DISPATCHED = _HOOKS - _LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
 # Hooks that do nothing without another one, and what happens then.
@@ -216,6 +224,32 @@ def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:
             f"{owner} and {lossy} have no meaning together: the server follows the clients' corrections from their "
             f"coordinates, which {lossy} changes, and whose basis is another one in other rounds."
         )
+
+
+def settle_weighting(aggregator: Aggregator, stack: list[FederatedCallback]) -> None:
+    """Let an aggregator take the weighting that the stack is stated for; warn where the user asks for another one.
+
+    Raises:
+        ValueError: two callbacks are stated for different ones, and ``auto`` cannot follow both; or one states none
+            that there is.
+    """
+    stating = [callback for callback in stack if callback.weighting is not None]
+    for callback in stating:
+        check_choice(type(callback).__name__, "weighting", callback.weighting, ("examples", "uniform"))
+    stated = stating[0].weighting if stating else None
+    asked = aggregator.asked_weighting
+    other = next((c for c in stating if c.weighting != (stated if asked == "auto" else asked)), None)
+    if other is not None and asked == "auto":
+        raise ValueError(
+            f"`aggregator.weighting=auto` cannot follow both: {type(stating[0]).__name__} is stated for {stated!r}, "
+            f"{type(other).__name__} for {other.weighting!r}. Set one of them."
+        )
+    if other is not None:
+        rank_zero_warn(
+            f"`aggregator.weighting={asked}` of {type(aggregator).__name__} is kept, but {type(other).__name__} is "
+            f"stated for `{other.weighting}`, which `auto` takes: its state then follows another mean than the update."
+        )
+    aggregator.settle(stated)
 
 
 def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_frozen_phases: bool) -> None:

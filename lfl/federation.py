@@ -41,7 +41,8 @@ class Federation(ABC):
     ``store``, and what came by the wire (``cohort.received``), and never look at ``server``.
 
     A callback may write: its own slots of ``store``; ``ledger``, by its methods; ``server.vector``, in
-    ``on_run_start`` and ``on_server_step``; ``directions``; and it may call ``stop``. Everything else is the loop's.
+    ``on_run_start`` and ``on_server_step``, and from ``on_validation_start`` to ``on_validation_end``, which puts it
+    back; ``directions``; and it may call ``stop``. Everything else is the loop's.
 
     Attributes:
         seed: seed of all draws; ``keys`` and ``generator`` draw from it.

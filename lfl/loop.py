@@ -118,7 +118,7 @@ class FederatedLoop:
         # Clients without examples cannot train. Sorted, so that sums do not depend on the order of the draw.
         clients, invited = (ids[run.data.client_sizes[ids] > 0].sort().values for ids in (chosen, asked))
         # A copy of x: the server's vector moves at the end of the round, and hooks may compare the two.
-        round = Round(number, clients, run.server.vector.clone(), self._local(clients), invited)
+        round = Round(number, clients, run.server.vector.clone(), self._local(clients, number), invited)
         run.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)
@@ -128,7 +128,7 @@ class FederatedLoop:
         self._widths = {}
         return round
 
-    def _local(self, clients: Tensor) -> Tensor:
+    def _local(self, clients: Tensor, number: int) -> Tensor:
         """Those of a round's clients that this process trains: the clients whose state it keeps, or a fair share."""
         run = self.run
         processes = run.processes
@@ -142,7 +142,8 @@ class FederatedLoop:
                 f"Client slots {', '.join(run.store.slots)} were declared in a round, after clients without state had "
                 "been dealt to processes: declare them in `on_run_start`, or `federation.store.reserve(name)` there."
             )
-        work = run.work.expected(run.data.client_sizes[clients], run.data.batch_size)
+        keys = run.work.keys(clients, run.seed, number)
+        work = run.work.expected(run.data.client_sizes[clients], run.data.batch_size, keys)
         return clients[run.training.deal(work, processes.count) == processes.rank]
 
     def _download(self, round: Round) -> None:
@@ -230,6 +231,8 @@ class FederatedLoop:
         for name, logged in cohort.metrics.items():
             add_to(totals.logged, name, logged.sum())
         totals.num_reported += len(cohort)
+        if run.work.varies:
+            totals.epochs += run.work.epochs(cohort.num_steps, cohort.num_examples, run.data.batch_size)
         round.reported.append(cohort.ids)
         if run.system is not None:
             self._add_uplink_bits(cohort, sent)
@@ -283,6 +286,8 @@ class FederatedLoop:
         if not totals.num_reported:
             return
         update, maker = run.aggregator.result(), f"{type(run.aggregator).__name__}.result"
+        for name, value in run.aggregator.metrics().items():
+            round.log(name, value)
         hooks.check_update(maker, "the aggregate", round, update, self._widths.get(None))
         update = update.to(round.server.dtype)
         for callback in reversed(self._shared_codecs(round)):
@@ -343,6 +348,8 @@ class FederatedLoop:
         progress = run.progress
         round.log("lr", run.rates.lr)
         round.log("clients", float(round.num_reported))
+        if run.work.varies and round.num_reported:
+            round.log("local_epochs", round.totals.epochs / round.num_reported)
         # From the first refused update on, in every round: a run without any has no such column.
         if round.num_refused or progress.refused:
             progress.refused += round.num_refused

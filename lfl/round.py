@@ -27,6 +27,7 @@ class RoundSums:
         num_reported: clients whose update was accepted.
         num_refused: clients whose update was not finite.
         num_stopping: processes that have been asked to stop.
+        epochs: passes over their data that the clients made, where that varies.
         up_bits: bits of the uploads, by payload.
         aggregate: the aggregator's own sums.
         received: sums of the extra uploads, by payload.
@@ -44,6 +45,7 @@ class RoundSums:
     num_reported: int = 0
     num_refused: int = 0
     num_stopping: int = 0
+    epochs: float = 0.0
     up_bits: dict[str, int] = field(default_factory=dict)
     aggregate: dict[str, Tensor] = field(default_factory=dict)
     received: dict[str, Tensor] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class RoundSums:
             num_reported=int(joined["num_reported"][""]),
             num_refused=int(joined["num_refused"][""]),
             num_stopping=int(joined["num_stopping"][""]),
+            epochs=float(joined["epochs"][""]),
             up_bits={name: int(bits) for name, bits in joined["up_bits"].items()},
             aggregate=joined["aggregate"],
             received=joined["received"],
@@ -267,19 +270,25 @@ class Cohort:
         """The clients' updates, trained minus sent: parameters minus x [C, D], or coordinates z [C, R] (from zero)."""
         return self.values - self.round.server if self.round.basis is None else self.values
 
-    def step_scale(self) -> Tensor:
+    def step_scale(self, pull: float = 0.0) -> Tensor:
         """Sum of each client's step lengths [C, 1]: ``delta = -step_scale() * (weighted) mean gradient``.
 
         ``num_steps * lr`` (K eta) for plain SGD. With momentum or a schedule inside the round it is how far the
         optimizer moves along a constant unit gradient, ``||a||_1 eta`` in FedNova's notation. [C, D] where some phase
         trains only some parameters; infinite for parameters that no phase trains.
 
+        Args:
+            pull: mu of a proximal term ``mu (y - x)``, which shortens the movement: ``(1 - (1 - mu eta)^K) / mu`` for
+                plain SGD.
+
         Raises:
-            ValueError: the local optimizer is not SGD.
+            ValueError: the local optimizer is not SGD, or there is a pull in several phases.
         """
+        if pull and len(self.phases) > 1:
+            raise ValueError(f"A proximal term has no single weight over {len(self.phases)} `local_phases`: use one.")
         total = torch.zeros(len(self), 1, dtype=self.values.dtype, device=self.values.device)
         for phase in self.phases:
-            scale = total.new_tensor(phase.optimizer.movement_scales(phase.num_steps.tolist())).unsqueeze(1)
+            scale = total.new_tensor(phase.optimizer.movement_scales(phase.num_steps.tolist(), pull)).unsqueeze(1)
             total = total + (scale if phase.trained is None else scale * phase.trained)
         # Callers divide by it: a parameter that nothing trained then has gradient 0, and not 0 / 0.
         return total.where(total > 0, math.inf)

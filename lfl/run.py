@@ -182,12 +182,14 @@ class Run(Federation):
 
     @property
     def headline(self) -> str:
-        """The run in one line: algorithm, number of clients, size of the model, engine, device and folder."""
+        """The run in one line: algorithm, clients, size of the model, what the server does, engine, device, folder."""
         cohort = f", cohorts of {self.engine.cohort_size}" if self.engine.name == "vectorized" else ""
         algorithms = [type(c).__name__ for c in self.callbacks if not c.observes] or ["FedAvg"]
         observers = [type(c).__name__ for c in self.callbacks if c.observes]
         return (
             f"{' + '.join(algorithms + observers)}: {self.num_clients} clients, D = {self.layout.dim:,}, "
+            f"{type(self.aggregator).__name__} ({self.aggregator.weighting}), "
+            f"{type(self.server.optimizer).__name__} at the server, "
             f"{self.engine.name} engine{cohort}, {self.device}; run folder {self.folder}"
         )
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from worlds import Quadratic, QuadraticData
 
 from lfl.callbacks import FederatedCallback
+from lfl.data.partition import IndexSets, Partition
 
 
 def quadratic_data(curvature: list[list[float]], centre: list[list[float]]) -> QuadraticData:
@@ -12,6 +13,21 @@ def quadratic_data(curvature: list[list[float]], centre: list[list[float]]) -> Q
     data = QuadraticData(num_clients=len(curvature), dim=len(curvature[0]))
     data.curvature, data.centre = (torch.tensor(rows, dtype=torch.float64) for rows in (curvature, centre))
     return data
+
+
+class RepeatedData(QuadraticData):
+    """Client i has ``sizes[i]`` equal examples; ``uniform`` is the optimum of the mean over clients.
+
+    In batches of one, an epoch is so many steps; ``optimum`` counts every example once.
+    """
+
+    def __init__(self, sizes: list[int], dim: int = 12, batch_size: int = 1) -> None:
+        super().__init__(len(sizes), dim)
+        self.uniform = self.optimum
+        owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        self.curvature, self.centre = self.curvature[owner], self.centre[owner]
+        sets = IndexSets(torch.arange(len(owner)), torch.tensor([0, *sizes]).cumsum(0))
+        self.partition, self.batch_size = Partition(sets, sets), batch_size
 
 
 class Linear(Quadratic):

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from worlds import ONE_ROUND, Stock, batch_norm, even_data, images, mlp, ragged_data, train
 
-from lfl.callbacks import SSF, PersonalParameters, Proximal
+from lfl.aggregation import MeanAggregator
+from lfl.callbacks import SSF, PersonalParameters, Proximal, Scaffold
+from lfl.checkpointing import Checkpointing
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.participation import UniformParticipation
 from lfl.subspace import DenseSubspace
@@ -75,3 +77,20 @@ def test_the_description_is_of_what_numbers_depend_on(tmp_path: Path) -> None:
     assert description["data"]["batch_size"] == 5
     assert description["data"]["partition"] == runs[0].data.partition.fingerprint()
     assert description["model"]["parameters"]["backbone.head.bias"] == [4]
+
+
+def test_the_weighting_that_was_taken_is_said_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the line at the start, in checkpoints, and for loggers; `auto` and what it takes resume each other."""
+    options: dict[str, Any] = {"max_rounds": 1, "checkpoint": Checkpointing(), "enable_progress_bar": True}
+    for stack, weighting in (([], "examples"), ([Scaffold()], "uniform")):
+        folder = tmp_path / weighting
+        first = train(stack, folder, mlp(), aggregator=MeanAggregator(weighting), **options)
+        trainer = train(
+            stack, folder, mlp(), aggregator=MeanAggregator(), ckpt_path="last", **{**options, "max_rounds": 2}
+        )
+        assert first.run.description["aggregator"]["weighting"] == weighting
+        assert trainer.run.description["aggregator"] == first.run.description["aggregator"]
+        assert f"MeanAggregator ({weighting}), SGD at the server, sequential engine" in capsys.readouterr().out
+    other = pytest.raises(ValueError, match=r"aggregator.weighting: 'uniform' then, 'examples' now")
+    with other, pytest.warns(UserWarning, match="Scaffold is stated for"):
+        train([Scaffold()], folder, mlp(), aggregator=MeanAggregator("examples"), ckpt_path="last", **options)

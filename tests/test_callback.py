@@ -7,6 +7,7 @@ import pytest
 from contract.methods import METHODS
 from worlds import HEAD, mlp, train
 
+from lfl.aggregation import MeanAggregator
 from lfl.callback import (
     FederatedCallback,
     _warn_of_uncalled_hooks,
@@ -14,8 +15,25 @@ from lfl.callback import (
     check_stack,
     overrides,
     refuse_lossy_codecs,
+    settle_weighting,
 )
-from lfl.callbacks import SSF, FedSub, PersonalParameters, Scaffold, Sign
+from lfl.callbacks import (
+    FLSS,
+    FLSSGD,
+    FLSSVRG,
+    SSF,
+    ClientMomentum,
+    FedDC,
+    FedDyn,
+    FedNova,
+    FedSub,
+    PersonalParameters,
+    Proximal,
+    Scaffold,
+    SharpnessAware,
+    Sign,
+    TopK,
+)
 from lfl.client.layout import ParameterLayout
 from lfl.engine import LocalPhase
 
@@ -204,3 +222,49 @@ def test_lfls_own_callbacks_are_not_warned_of() -> None:
     for stack in METHODS.values():
         for callback in stack():
             _warn_of_uncalled_hooks(callback)
+
+
+class ByExamples(FederatedCallback):
+    weighting = "examples"
+
+
+class Misspelt(FederatedCallback):
+    weighting = "clients"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ([], "examples"),
+        ([Proximal(), SharpnessAware(), TopK(0.1), FedNova()], "examples"),
+        ([ClientMomentum(alpha=1.0), FedDyn(0.0, server_term=False)], "examples"),
+        *(
+            ([SharpnessAware(), method], "uniform")
+            for method in (
+                *(Scaffold(), FedDyn(), FedDC(), ClientMomentum(), SSF(), FedSub(), FLSS(), FLSSGD(5.0)),
+                *(FLSSVRG(5.0, 5.0, 2), PersonalParameters(HEAD)),
+            )
+        ),
+    ],
+)
+def test_auto_takes_the_weighting_that_a_stack_is_stated_for(stack: list[FederatedCallback], expected: str) -> None:
+    aggregator = MeanAggregator()
+    settle_weighting(aggregator, stack)
+    assert aggregator.weighting == expected
+
+
+def test_another_weighting_is_kept_and_warned_of() -> None:
+    aggregator = MeanAggregator("examples")
+    with pytest.warns(UserWarning, match=r"`aggregator.weighting=examples` of MeanAggregator is kept, but Scaffold is"):
+        settle_weighting(aggregator, [Proximal(), Scaffold()])
+    assert aggregator.weighting == "examples"
+    settle_weighting(aggregator, [Proximal(), ByExamples()])
+
+
+def test_two_methods_that_are_stated_for_different_weightings() -> None:
+    with pytest.raises(
+        ValueError, match="cannot follow both: Scaffold is stated for 'uniform', ByExamples for 'examples'"
+    ):
+        settle_weighting(MeanAggregator(), [Scaffold(), ByExamples()])
+    with pytest.raises(ValueError, match="`weighting=clients` of Misspelt must be one of examples, uniform"):
+        settle_weighting(MeanAggregator(), [Misspelt()])

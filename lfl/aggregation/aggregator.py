@@ -12,6 +12,7 @@ from lfl.arguments import check_choice
 
 _TRIAL_CLIENTS = 6
 Weighting = Literal["examples", "uniform"]
+WeightingChoice = Literal["auto", "examples", "uniform"]
 
 
 class Aggregator(ABC):
@@ -22,20 +23,36 @@ class Aggregator(ABC):
 
     Args:
         weighting: weigh clients by their numbers of training examples (``examples``), or all alike (``uniform``).
+            ``auto`` is what the stack of callbacks is stated for, ``examples`` where none of them says.
 
     Attributes:
+        weighting: the same; in a run no longer ``auto``, but what was taken.
         sums: named sums over the round's clients; over all processes when ``result`` is called. An aggregator that
             keeps anything else, such as the rows for a median, works on one process, and is refused on several.
     """
 
-    def __init__(self, weighting: Weighting = "examples") -> None:
-        check_choice("", "weighting", weighting, ("examples", "uniform"))
+    def __init__(self, weighting: WeightingChoice = "auto") -> None:
+        check_choice("", "weighting", weighting, ("auto", "examples", "uniform"))
         self.weighting = weighting
+        self._asked = weighting
         self.sums: dict[str, Tensor] = {}
+
+    @property
+    def asked_weighting(self) -> WeightingChoice:
+        """The argument ``weighting``, which may be ``auto``."""
+        return self._asked
+
+    def settle(self, stated: Weighting | None) -> None:
+        """Take the weighting of a run: the one that was asked for or, with ``auto``, what the stack is stated for.
+
+        Args:
+            stated: what the callbacks of the stack are stated for; None where none of them says.
+        """
+        self.weighting = (stated or "examples") if self._asked == "auto" else self._asked
 
     def weights(self, num_examples: Tensor) -> Tensor:
         """Weights of a cohort [C], float64, not normalised."""
-        return num_examples.double() if self.weighting == "examples" else torch.ones(len(num_examples)).double()
+        return torch.ones(len(num_examples)).double() if self.weighting == "uniform" else num_examples.double()
 
     def start(self) -> None:
         """Begin a round: forget the sums of the last one."""
@@ -51,6 +68,25 @@ class Aggregator(ABC):
         else:
             self.sums[name] = value.to(torch.float64, copy=True)  # the next one is added in place
 
+    def add_to_mean(self, rows: Tensor, weights: Tensor) -> None:
+        """Add updates [C, n] with weights [C] to the sums that ``mean`` needs."""
+        self.accumulate("weight", weights.sum().to(rows.device))
+        if len(rows) > 1:
+            self.accumulate("update", weights.to(rows.device) @ rows.double())
+            return
+        # One client: `add_` converts while it adds, and saves a float64 copy of the row (D numbers a client).
+        if "update" not in self.sums:
+            self.sums["update"] = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+        self.sums["update"].add_(rows[0], alpha=float(weights[0]))
+
+    def mean(self) -> Tensor:
+        """The weighted mean [n], float64, of what ``add_to_mean`` was given."""
+        return self.sums["update"] / self.sums["weight"]
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Numbers of the round that are logged, by name; asked for after ``result``."""
+        return {}
+
     @abstractmethod
     def add(self, rows: Tensor, weights: Tensor) -> None:
         """Add the updates of a cohort [C, n] with their weights [C] (float64)."""
@@ -65,18 +101,11 @@ class MeanAggregator(Aggregator):
 
     @override
     def add(self, rows: Tensor, weights: Tensor) -> None:
-        self.accumulate("weight", weights.sum().to(rows.device))
-        if len(rows) > 1:
-            self.accumulate("update", weights.to(rows.device) @ rows.double())
-            return
-        # One client: `add_` converts while it adds, and saves a float64 copy of the row (D numbers a client).
-        if "update" not in self.sums:
-            self.sums["update"] = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-        self.sums["update"].add_(rows[0], alpha=float(weights[0]))
+        self.add_to_mean(rows, weights)
 
     @override
     def result(self) -> Tensor:
-        return self.sums["update"] / self.sums["weight"]
+        return self.mean()
 
 
 def check_adds_up(aggregator: Aggregator, dim: int) -> None:

@@ -1,8 +1,12 @@
 """Algorithms as callbacks; a run's stack is the trainer's ``callbacks`` list."""
 
 from lfl.callback import FederatedCallback, Gradient
+from lfl.callbacks.averaged_evaluation import AveragedEvaluation
 from lfl.callbacks.client_evaluation import ClientEvaluation
 from lfl.callbacks.diagnostics import Diagnostics
+from lfl.callbacks.feddc import FedDC
+from lfl.callbacks.feddyn import FedDyn
+from lfl.callbacks.fednova import FedNova
 from lfl.callbacks.fedsub import FedSub
 from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
@@ -23,9 +27,13 @@ __all__ = [
     "FLSSGD",
     "FLSSVRG",
     "SSF",
+    "AveragedEvaluation",
     "ClientEvaluation",
     "ClientMomentum",
     "Diagnostics",
+    "FedDC",
+    "FedDyn",
+    "FedNova",
     "FedSub",
     "FederatedCallback",
     "Gradient",

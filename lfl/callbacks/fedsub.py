@@ -29,7 +29,7 @@ class FedSub(FederatedCallback):
 
     ``lambda_i`` [R] has the unit of z, not of a gradient. When a new basis is drawn it is converted,
     ``lambda <- P_new P_old^T lambda``; a client that missed several draws makes up for them when it next takes part.
-    With a new learning rate it is rescaled by the ratio of the rates. Use the uniform aggregator.
+    With a new learning rate it is rescaled by the ratio of the rates. Stated for the mean over clients.
 
     Args:
         subspace: draws the bases.
@@ -41,6 +41,7 @@ class FedSub(FederatedCallback):
             more numbers of state per client.
     """
 
+    weighting = "uniform"
     whole_model = True
 
     def __init__(

@@ -36,6 +36,7 @@ class FLSSGD(FederatedCallback):
         gradient_bound: bound G on the norm of stochastic gradients, for ``auto``.
     """
 
+    weighting = "uniform"
     linear = False  # every client has coordinates of its own, so that payloads cannot be averaged encoded
 
     def __init__(

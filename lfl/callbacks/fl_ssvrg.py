@@ -44,6 +44,7 @@ class FLSSVRG(FederatedCallback):
         epoch_rounds: rounds of an epoch (K).
     """
 
+    weighting = "uniform"
     whole_model = True
     linear = False
 

@@ -36,7 +36,7 @@ class FLSS(FederatedCallback):
     - all others, projected. Codecs behind this one are skipped. While the server has not moved yet there is no basis
       (r = 0), and the round is one of FedAvg.
 
-    With s = 1, or R >= D, it is FedAvg, and no basis is kept. Use the uniform aggregator.
+    With s = 1, or R >= D, it is FedAvg, and no basis is kept. Stated for the mean over clients.
 
     State: P and Sigma, D (R + 1) numbers: server and clients have the same, and one copy is kept. During a ``batch``
     warm-up also G_1 .. G_L, and twice that at its end. Up: D numbers, or r in projected rounds. Down: for each round
@@ -64,6 +64,7 @@ class FLSS(FederatedCallback):
     """
 
     is_unique = True
+    weighting = "uniform"
 
     def __init__(
         self,
@@ -93,6 +94,8 @@ class FLSS(FederatedCallback):
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
+        # Another callback's server may move by more than what is decoded: then coefficients do not say where it went.
+        self._moves_otherwise = any(overrides(c, "on_aggregate") and not c.observes for c in stack)
         lossy = next((c for c in stack[: stack.index(self)] if overrides(c, "encode") and not c.linear), None)
         if lossy is not None:
             raise ValueError(
@@ -134,7 +137,7 @@ class FLSS(FederatedCallback):
             self._iterates_held[self._round.invited] += 1
         # From the mean coefficients alone a client can repeat the server's step only if that is plain SGD; momentum or
         # Adam have a state that clients do not know.
-        is_short = self.ends_encoding(self._round) and self._server.is_plain_sgd
+        is_short = self.ends_encoding(self._round) and self._server.is_plain_sgd and not self._moves_otherwise
         ledger.record_increment("flss", self._bits(self.basis.rank) if is_short else model_bits, number)
 
     @override

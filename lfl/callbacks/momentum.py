@@ -57,6 +57,7 @@ class ClientMomentum(FederatedCallback):
         self.alpha = alpha
         self.momentum_from = momentum_from
         self.decay_inside = decay_inside
+        self.weighting = "uniform" if alpha < 1 else None
         self.whole_model = alpha < 1  # parameters that stay on the clients have no common movement
         self.momentum = torch.empty(0)
 

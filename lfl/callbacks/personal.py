@@ -34,6 +34,7 @@ class PersonalParameters(FederatedCallback):
     """
 
     is_unique = True
+    weighting = "uniform"
 
     def __init__(self, parameters: list[str]) -> None:
         self.parameters = parameters

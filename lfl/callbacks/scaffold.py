@@ -28,7 +28,7 @@ class Scaffold(FederatedCallback):
     what the optimizer makes of a constant unit gradient. Option I: ``c_i+`` is the gradient of the client's mean loss
     at x over all its data, with weight decay; it costs one more pass over the data. The server adds
     ``(1/N) sum (c_i+ - c_i)`` over the participants (line 17), where N counts all clients; this keeps
-    ``c = mean c_i``. Use the uniform aggregator.
+    ``c = mean c_i``. Stated for the mean over clients.
 
     State: c [D]; c_i [D] for every client seen so far. Wire: x and c down, delta_i and the change of c_i up.
 
@@ -38,6 +38,8 @@ class Scaffold(FederatedCallback):
             divided by their number (``sampled_mean``) or by N (``one_over_N``). They do not keep c = mean c_i, and
             exist for comparison.
     """
+
+    weighting = "uniform"
 
     def __init__(self, option: Literal["I", "II"] = "II", control_update: ControlUpdate = "increment") -> None:
         self.option = option

@@ -34,7 +34,7 @@ class SSF(FederatedCallback):
     is the change of c_i. With plain SGD the mean projected gradient follows from z (``-z/(K eta) + P c_i - P c``), so
     that R floats go up; with any other local optimizer it is accumulated and sent, R floats more. The bases come from
     the seed and are never sent. A client brings x and c up to date with R floats each for every round it missed.
-    R = D is SCAFFOLD option II. Use the uniform aggregator.
+    R = D is SCAFFOLD option II. Stated for the mean over clients.
 
     Args:
         subspace: draws the bases.
@@ -45,6 +45,7 @@ class SSF(FederatedCallback):
             the paper's numbers; read literally (``one_over_N``) c is too small.
     """
 
+    weighting = "uniform"
     whole_model = True
 
     def __init__(

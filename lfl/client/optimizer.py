@@ -83,7 +83,7 @@ def use_python_numbers(optimizer: Optimizer) -> None:
                 group[name] = value.item()
 
 
-def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> float:
+def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float], pull: float = 0.0) -> float:
     """How far SGD moves a parameter if every gradient is 1: ``||a||_1 * eta``, without momentum ``len(rates) * lr``.
 
     Methods divide a client's movement by it, to get an average of the gradients that the client has seen.
@@ -91,6 +91,7 @@ def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> floa
     Args:
         groups: the optimizer's parameter groups, which have the same settings.
         rates: the learning rate of each step taken.
+        pull: mu of a proximal term, which adds ``mu (y - x)`` to every gradient: here minus mu times the way so far.
     """
     group = next(iter(groups))
     momentum = group["momentum"]
@@ -99,12 +100,13 @@ def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float]) -> floa
     moved = 0.0
     velocity = 0.0
     # A product, since a sum of equal numbers would be rounded at every step.
-    if not momentum and len(set(rates)) <= 1:
+    if not momentum and not pull and len(set(rates)) <= 1:
         return len(rates) * rates[0] if rates else 0.0
     # The same recursion as in torch's SGD, with gradients of 1. As there, the first step is not dampened.
     for step, rate in enumerate(rates):
-        velocity = 1.0 if step == 0 else momentum * velocity + 1.0 - dampening
-        moved += rate * (1.0 + momentum * velocity if nesterov else velocity if momentum else 1.0)
+        gradient = 1.0 - pull * moved
+        velocity = gradient if step == 0 else momentum * velocity + (1.0 - dampening) * gradient
+        moved += rate * (gradient + momentum * velocity if nesterov else velocity if momentum else gradient)
     return moved
 
 
@@ -223,11 +225,12 @@ class LocalOptimizer:
                 decay[span] = value
         return decay
 
-    def movement_scales(self, num_steps: list[int]) -> list[float]:
+    def movement_scales(self, num_steps: list[int], pull: float = 0.0) -> list[float]:
         """``movement_scale`` of each client, given its number of steps in the round.
 
         Args:
             num_steps: number of steps of each client [C].
+            pull: mu of a proximal term.
 
         Raises:
             ValueError: the optimizer is not SGD, its groups differ, it maximizes, or the rates are not known yet.
@@ -250,7 +253,7 @@ class LocalOptimizer:
                 "This method must know the learning rates of a round before it: use a scheduler over rounds."
             )
         rates = self._rates_taken + [float(groups[0]["lr"])] * missing
-        scales = {steps: movement_scale(groups, rates[:steps]) for steps in set(num_steps)}
+        scales = {steps: movement_scale(groups, rates[:steps], pull) for steps in set(num_steps)}
         return [scales[steps] for steps in num_steps]
 
     def restart(self, values: Tensor) -> bool:

@@ -212,12 +212,11 @@ class LocalEngine(ABC):
             buffers: the server's floating-point buffers [B].
             counters: the server's integer buffers.
         """
-        sizes = self.data.client_sizes[ids]
         cohort = Cohort(
             round=round,
             ids=ids,
-            num_examples=sizes,
-            num_steps=self.work.num_steps(sizes, self.data.batch_size),
+            num_examples=self.data.client_sizes[ids],
+            num_steps=self._num_steps(ids, round),
             values=self._starting_point(round, len(ids)),
             buffers=buffers.expand(len(ids), -1).clone(),  # clients change their rows: they must not share memory
             counters=[counter.expand(len(ids), *counter.shape) for counter in counters],
@@ -225,10 +224,14 @@ class LocalEngine(ABC):
         cohort.model = self.model
         return cohort
 
-    def in_order(self, ids: Tensor) -> Tensor:
+    def in_order(self, ids: Tensor, round: Round) -> Tensor:
         """Clients ``ids`` [n] in the order in which they are put into cohorts."""
-        sizes = self.data.client_sizes[ids]
-        return ids[self.order(ids, self.work.num_steps(sizes, self.data.batch_size), sizes)]
+        return ids[self.order(ids, self._num_steps(ids, round), self.data.client_sizes[ids])]
+
+    def _num_steps(self, ids: Tensor, round: Round) -> Tensor:
+        """Local steps of clients ``ids`` [n] in a round."""
+        keys = self.work.keys(ids, self.seed, round.number)
+        return self.work.num_steps(self.data.client_sizes[ids], self.data.batch_size, keys)
 
     def _starting_point(self, round: Round, count: int) -> Tensor:
         """Rows to train: parameters [C, D] at x, or coordinates [C, R] at zero. The next cohort uses their memory."""
@@ -293,7 +296,8 @@ class LocalEngine(ABC):
             names = self.trained[index]
             optimizer = LocalOptimizer(self.model.module, self.model.layout, cohort.values, *settings, trained=names)
             self._optimizers[index] = (settings, optimizer)
-        num_steps = phase.num_steps(cohort.num_examples, self.data.batch_size)
+        keys = self.work.keys(cohort.ids, self.seed, cohort.round.number)
+        num_steps = phase.num_steps(cohort.num_examples, self.data.batch_size, keys)
         return CohortPhase(index, optimizer, num_steps, self._masks[index])
 
     def _compose(self, cohort: Cohort) -> Gradient:

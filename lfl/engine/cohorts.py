@@ -27,7 +27,7 @@ def cohorts_of(
     while len(waiting):
         current = engine()
         if current is not ordered_for:
-            waiting, ordered_for = current.in_order(waiting), current
+            waiting, ordered_for = current.in_order(waiting, round), current
         size = current.cohort_size
         yield current.cohort(round, waiting[:size], buffers, counters)
         # The caller has trained the cohort by now.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lfl.aggregation import Aggregator, MeanAggregator, NormalizedReaggregation
+from lfl.aggregation import Aggregator, FedExP, MeanAggregator, NormalizedReaggregation
 from lfl.aggregation.aggregator import check_adds_up
 
 
@@ -20,6 +20,16 @@ def test_weights_by_hand() -> None:
         aggregator.start()
         aggregator.add(torch.tensor([[7.0]]), torch.ones(1).double())
         assert aggregator.result().item() == 7.0
+
+
+def test_auto_follows_what_a_run_is_stated_for_and_others_stay() -> None:
+    auto, fixed = MeanAggregator(), MeanAggregator("examples")
+    for aggregator, found in ((auto, ["uniform", "examples", "examples"]), (fixed, ["examples"] * 3)):
+        for stated, weighting in zip(("uniform", "examples", None), found, strict=True):
+            aggregator.settle(stated)
+            assert aggregator.weighting == weighting
+            assert aggregator.weights(torch.tensor([2, 5])).tolist() == ([1, 1] if weighting == "uniform" else [2, 5])
+    assert (auto.asked_weighting, fixed.asked_weighting) == ("auto", "examples")
 
 
 @given(st.permutations(range(6)))
@@ -78,7 +88,13 @@ class LastRow(MeanAggregator):
 
 
 def test_aggregates_that_follow_from_sums_alone() -> None:
-    for aggregator in (MeanAggregator(), MeanAggregator("uniform"), NormalizedReaggregation(), SecondMoment()):
+    for aggregator in (
+        MeanAggregator(),
+        MeanAggregator("uniform"),
+        FedExP(),
+        NormalizedReaggregation(),
+        SecondMoment(),
+    ):
         check_adds_up(aggregator, 11)
         assert aggregator.sums == {}
 

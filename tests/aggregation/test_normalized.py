@@ -46,4 +46,4 @@ def test_direction_norm_scale_and_order() -> None:
 
 def test_weighting_of_the_aggregate_is_uniform_unless_said(tmp_path: Path) -> None:
     assert NormalizedReaggregation().weighting == "uniform"
-    assert MeanAggregator().weighting == "examples"
+    assert MeanAggregator().weighting == "auto"

@@ -60,6 +60,7 @@ def test_weight_decay_inside_and_outside_the_mix_by_hand(inside: bool, expected:
     assert trainer.server.vector.tolist() == pytest.approx([expected], abs=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:`aggregator.weighting=examples` of MeanAggregator is kept")
 @pytest.mark.parametrize("source", ["updates", "aggregate"])
 def test_clients_with_unequal_steps_and_weights(source: str, tmp_path: Path) -> None:
     """``-sum w_i delta_i / (K_i eta)``, or minus the aggregate over the weighted mean of K_i eta."""

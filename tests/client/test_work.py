@@ -65,3 +65,71 @@ def test_steps_and_work_by_hand() -> None:
     # 3 steps cost 15; an epoch has all examples, 7 and 10, and the step after it 5 more.
     assert both.expected(sizes, 5).tolist() == [15 + 7 + 5, 15 + 10 + 5]
     assert LocalWork([LocalPhase(steps=3)], sampling="replacement").expected(sizes, 5).tolist() == [3, 3]
+
+
+def test_epochs_are_drawn_by_client_and_round() -> None:
+    """From `min_epochs` to `epochs`, all as likely; in a round the same in any company."""
+    work = LocalWork([LocalPhase(epochs=5, min_epochs=2)])
+    ids, sizes = torch.arange(4000), torch.full((4000,), 7)
+    keys = work.keys(ids, seed=3, round_number=1)
+    steps = work.num_steps(sizes, 5, keys)
+    assert steps.unique().tolist() == [4, 6, 8, 10]
+    # 1000 of each: the standard deviation is 27.
+    assert all(abs(int((steps == count).sum()) - 1000) < 120 for count in (4, 6, 8, 10))
+    assert work.epochs(steps, sizes, 5) / 4000 == pytest.approx(3.5, abs=0.1)
+    some = torch.tensor([17, 3])
+    assert torch.equal(work.num_steps(sizes[:2], 5, work.keys(some, 3, 1)), steps[some])
+    for seed, number in ((3, 2), (4, 1)):
+        assert not torch.equal(work.num_steps(sizes, 5, work.keys(ids, seed, number)), steps)
+    assert work.num_steps(sizes[:1], 5).item() == 10  # at most
+    assert LocalWork().keys(ids, 3, 1) is None
+
+
+def test_some_clients_are_stragglers() -> None:
+    work = LocalWork([LocalPhase(epochs=5, min_epochs=1, stragglers=0.25)])
+    sizes = torch.full((4000,), 5)
+    epochs = work.num_steps(sizes, 5, work.keys(torch.arange(4000), 0, 1))
+    # A quarter draws, of which a fifth draws all 5: 3,200 clients; the standard deviation is 25.
+    assert abs(int((epochs == 5).sum()) - 3200) < 110
+    none = LocalWork([LocalPhase(epochs=5, min_epochs=1, stragglers=0.0)])
+    assert none.num_steps(sizes, 5, none.keys(torch.arange(4000), 0, 1)).unique().tolist() == [5]
+
+
+def test_the_log_says_the_mean_of_the_drawn_epochs(tmp_path: Path) -> None:
+    phases = [LocalPhase(epochs=4, min_epochs=1)]
+    trainer = train([], tmp_path, local_phases=phases, max_rounds=1)
+    run = trainer.run
+    clients = run.participation.select(1, 8, 0)
+    sizes, work = run.data.client_sizes[clients], run.work
+    steps = work.num_steps(sizes, 5, work.keys(clients, 0, 1))
+    assert trainer.callback_metrics["local_epochs"] == pytest.approx(
+        (steps / ((sizes + 4) // 5)).double().mean().item()
+    )
+    plain = train([], tmp_path, max_rounds=1)
+    assert "local_epochs" not in plain.callback_metrics
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LocalPhase(min_epochs=2), "`min_epochs=2` of a local phase must be at most its `epochs`, got None."),
+        (
+            lambda: LocalPhase(epochs=2, min_epochs=3),
+            "`min_epochs=3` of a local phase must be at most its `epochs`, got 2",
+        ),
+        (lambda: LocalPhase(epochs=2, min_epochs=0), "`min_epochs=0` of a local phase must be a whole number"),
+        (lambda: LocalPhase(epochs=2, stragglers=0.5), "`stragglers=0.5` of a local phase must be a share"),
+        (
+            lambda: LocalPhase(epochs=2, min_epochs=1, stragglers=1.5),
+            "`stragglers=1.5` of a local phase must be a share",
+        ),
+        (
+            lambda: LocalWork([LocalPhase(epochs=2, min_epochs=1), LocalPhase()]),
+            "`min_epochs` of a local phase needs it to be the only one, got 2 `local_phases`.",
+        ),
+    ],
+)
+def test_variation_that_has_no_meaning(make, message: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        make()
+    assert message in str(refused.value)

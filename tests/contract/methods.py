@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch import LightningModule
 from worlds import train
 
-from lfl.aggregation import NormalizedReaggregation
+from lfl.aggregation import FedAdam, FedExP, NormalizedReaggregation
 from lfl.callbacks import (
     FLSS,
     FLSSGD,
@@ -16,7 +16,10 @@ from lfl.callbacks import (
     SSF,
     ClientEvaluation,
     ClientMomentum,
+    FedDC,
+    FedDyn,
     FederatedCallback,
+    FedNova,
     FedSub,
     HyperbolicRegularization,
     PersonalParameters,
@@ -92,6 +95,12 @@ METHODS: dict[str, Stack] = {
     "scaffold+sam": lambda: [SharpnessAware(0.1), Scaffold()],
     "fedcm+fedprox": lambda: [Proximal(mu=0.1), ClientMomentum(0.3)],
     "ssf+sam": lambda: [SharpnessAware(0.1), SSF(LayerwiseSubspace(0.3))],
+    "feddyn": lambda: [FedDyn(0.1)],
+    "feddc": lambda: [FedDC(0.1)],
+    "feddyn+flss": lambda: [FedDyn(0.1), FLSS(warmup_rounds=1, rank=2, sample_every=2)],
+    "fedadam": list,
+    "fedexp": list,
+    "fedprox+fednova": lambda: [Proximal(mu=0.1), FedNova()],
     "fedavg-fine-tuned": lambda: [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase(epochs=2, lr=0.05)])],
 }
 
@@ -108,6 +117,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedmrur-n+flss": {"aggregator": NormalizedReaggregation()},
     "fedrep-srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
     "flanp": _DOUBLING,
+    "fedadam": {"server_optimizer": lambda params: FedAdam(params, lr=0.1, tau=0.1)},
+    "fedexp": {"aggregator": FedExP()},
+    "fedprox+fednova": {"local_phases": [LocalPhase(epochs=3, min_epochs=1, stragglers=0.7)]},
     "scaffold+srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
 }
 

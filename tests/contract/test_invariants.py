@@ -7,7 +7,7 @@ import torch
 from contract.methods import METHODS, train_method
 from worlds import Bystander, Quadratic, train, train_quadratic
 
-from lfl.callbacks import SSF, FederatedCallback, Scaffold
+from lfl.callbacks import SSF, FedDC, FedDyn, FederatedCallback, Scaffold
 from lfl.participation import FixedParticipation, FullParticipation, UniformParticipation
 from lfl.subspace import IdentitySubspace, LayerwiseSubspace
 
@@ -44,9 +44,18 @@ def test_server_control_is_the_mean_of_all_clients(make, slot: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("participation", [FullParticipation(), UniformParticipation(2)])
-@pytest.mark.parametrize("make", [lambda: Scaffold("I"), lambda: Scaffold("II"), lambda: SSF(IdentitySubspace())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Scaffold("I"),
+        lambda: Scaffold("II"),
+        lambda: SSF(IdentitySubspace()),
+        lambda: FedDyn(0.5),
+        lambda: FedDC(0.1),
+    ],
+)
 def test_control_variates_reach_the_optimum_of_heterogeneous_quadratics(make, participation, tmp_path: Path) -> None:
-    """FedAvg stalls away from it; controls that sum up correctly make it a fixed point, also with 2 of 5 clients."""
+    """FedAvg stalls away from it; what sums up correctly makes it a fixed point, also with 2 of 5 clients."""
     rounds = 100 if isinstance(participation, FullParticipation) else 400
     options = {"participation": participation, "engine": "vectorized", "module": Quadratic(lr=0.2)}
     trainer, data = train_quadratic([make()], tmp_path, max_rounds=rounds, **options)

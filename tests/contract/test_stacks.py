@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from quadratics import RepeatedData
 from torch import Tensor, nn
 from worlds import Quadratic, QuadraticData, train_quadratic
 
-from lfl.aggregation import NormalizedReaggregation
-from lfl.callbacks import FLSS, ClientMomentum, PersonalParameters, SharpnessAware
+from lfl.aggregation import FedExP, MeanAggregator, NormalizedReaggregation
+from lfl.callbacks import FLSS, ClientMomentum, FedDyn, FedNova, PersonalParameters, Proximal, SharpnessAware
 from lfl.engine import LocalPhase
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -81,3 +82,56 @@ def test_personal_heads_and_a_subspace_of_the_shared_part(engine: str, tmp_path:
     assert trainer.server.vector.tolist() == pytest.approx([0.475, 0.475, 0.0], abs=1e-14)
     assert trainer.store.gather("personal", torch.arange(2)).flatten().tolist() == pytest.approx([3.75, 3.75])
     assert trainer.ledger.totals["up"] == 2 * (2 + 1) * 64
+
+
+@ENGINES
+def test_drift_in_a_subspace(engine: str, tmp_path: Path) -> None:
+    """FedDyn + FLSS of rank 1, alpha = 1/2, one step of 0.1; h follows what arrives.
+
+    Round 1: delta_1 = (0.5, 0), delta_2 = (0, 0.5), mean and h (0.25, 0.25): x = (0.5, 0.5), along p = (1, 1) / sqrt 2.
+    Round 2, p delta_i travel: delta_1 = 0.1 ((4.5, -0.5) - (0.25, 0)) = (0.425, -0.05), and delta_2 its mirror image:
+    both are 0.1875 (1, 1) along p. h = (0.4375, 0.4375), x = (1.125, 1.125). The clients keep what they moved,
+    h_1 = (0.925, -0.05). In round 3 they are told of round 2: x has moved by more than one coefficient says.
+    """
+    dyn, options = FedDyn(0.5), {"local_steps": 1, "engine": engine, "module": Quadratic(2)}
+    flss = FLSS(warmup_rounds=1, rank=1, sample_every=None)
+    trainer, _ = train_quadratic([dyn, flss], tmp_path, data=corners(), max_rounds=2, **options)
+    assert trainer.server.vector.tolist() == pytest.approx([1.125, 1.125], abs=1e-14)
+    assert dyn.drift.tolist() == pytest.approx([0.4375, 0.4375], abs=1e-14)
+    assert trainer.store.gather("feddyn/moved", torch.arange(2))[0].tolist() == pytest.approx([0.925, -0.05])
+    assert trainer.ledger.totals["up"] == 2 * (2 + 1) * 64
+    for stack, floats in ((lambda: [FedDyn(0.5)], 2), (list, 1)):
+        flss = FLSS(warmup_rounds=1, rank=1, sample_every=None)
+        longer, _ = train_quadratic([*stack(), flss], tmp_path, data=corners(), max_rounds=3, **options)
+        assert longer.ledger.down_bits["model"] == 2 * floats * 64
+
+
+@ENGINES
+def test_proximal_terms_in_the_normaliser(engine: str, tmp_path: Path) -> None:
+    """FedProx + FedNova: mu = 1, rate 1/2; (y - 4)^2 / 2 in one step, (y - 2)^2 / 2 in two, weights 1/3 and 2/3.
+
+    Client 1: 2. Client 2: 1, then 1 + (1 - 1) / 2 = 1. A unit gradient moves 1/2, and 1/2 + (1 - 1/2) / 2 = 3/4: tau =
+    (1/2 + 3/2) / 3 = 2/3, the mean (2 / (1/2) + 2 * 1 / (3/4)) / 3 = (4 + 8/3) / 3 = 20/9; x = 40/27.
+    """
+    data = RepeatedData([1, 2], dim=1)
+    data.curvature, data.centre = torch.ones(3, 1).double(), torch.tensor([[4.0], [2.0], [2.0]]).double()
+    trainer, _ = train_quadratic(
+        [Proximal(1.0), FedNova()], tmp_path, data=data, module=Quadratic(1, lr=0.5), max_rounds=1, engine=engine,
+        local_steps=None, local_epochs=1, aggregator=MeanAggregator(),
+    )  # fmt: skip
+    assert trainer.server.vector.item() == pytest.approx(40 / 27, abs=1e-14)
+
+
+@ENGINES
+def test_extrapolation_of_sharpness_aware_updates(engine: str, tmp_path: Path) -> None:
+    """FedExP + SAM: g_i = -5 e_i, at the top -5.5 e_i with rho = 0.5, so delta_i = 0.55 e_i for the four clients.
+
+    Four orthogonal updates of one length: eta_g = 4 / 2, and x = 2 * 0.55 / 4 in each of the four dimensions.
+    """
+    data = QuadraticData(num_clients=4, dim=4)
+    data.curvature, data.centre = torch.ones(4, 4).double(), 5 * torch.eye(4).double()
+    trainer, _ = train_quadratic(
+        [SharpnessAware(0.5)], tmp_path, data=data, module=Quadratic(4), local_steps=1, max_rounds=1, engine=engine,
+        aggregator=FedExP(eps=0.0),
+    )  # fmt: skip
+    assert trainer.server.vector.tolist() == pytest.approx([0.275] * 4, abs=1e-14)

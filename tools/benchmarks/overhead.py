@@ -40,6 +40,8 @@ from typing_extensions import override
 from lfl import models
 from lfl.callbacks import (
     ClientMomentum,
+    FedDC,
+    FedDyn,
     FederatedCallback,
     HyperbolicRegularization,
     PersonalParameters,
@@ -67,6 +69,8 @@ STACKS: dict[str, Callable[[], list[FederatedCallback]]] = {
     "FedAvg": list,
     "Proximal": lambda: [Proximal(0.1)],
     "Scaffold": lambda: [Scaffold()],
+    "FedDyn": lambda: [FedDyn(0.1)],
+    "FedDC": lambda: [FedDC(0.1)],
     "ClientMomentum": lambda: [ClientMomentum(0.1)],
     "SharpnessAware": lambda: [SharpnessAware(0.05)],
     "HyperbolicRegularization": lambda: [HyperbolicRegularization("backbone.features")],
@@ -114,9 +118,10 @@ def seconds_per_step(stack: list[FederatedCallback], engine: str, rounds: int, b
     return statistics.median(times.seconds[1:])
 
 
-def table_of_callbacks(rounds: int, repeats: int, backbone: str) -> Table:
-    """Every stack beside FedAvg, in turns."""
-    measured: dict[tuple[str, str], list[float]] = {(name, engine): [] for engine in ENGINES for name in STACKS}
+def table_of_callbacks(rounds: int, repeats: int, backbone: str, names: Sequence[str]) -> Table:
+    """The named stacks beside FedAvg, in turns."""
+    names = list(dict.fromkeys(["FedAvg", *names]))
+    measured: dict[tuple[str, str], list[float]] = {(name, engine): [] for engine in ENGINES for name in names}
     for _ in range(repeats):
         for (name, engine), seconds in measured.items():
             seconds.append(seconds_per_step(STACKS[name](), engine, rounds, backbone))
@@ -124,7 +129,7 @@ def table_of_callbacks(rounds: int, repeats: int, backbone: str) -> Table:
         f"A local step of a client, {backbone}, {torch.get_num_threads()} thread(s); medians of {repeats} turns",
         ["callbacks", *(f"us {engine}" for engine in ENGINES), *(f"/ FedAvg {engine}" for engine in ENGINES)],
     )
-    for name in STACKS:
+    for name in names:
         own = [statistics.median(measured[name, engine]) for engine in ENGINES]
         ratios = [
             statistics.median(a / b for a, b in zip(measured[name, e], measured["FedAvg", e], strict=True))
@@ -285,6 +290,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     ssf.add_argument("--rounds", type=int, help="of the trainer; 4,000")
     ssf.add_argument("--block", type=int, help="rounds of one before the other has its turn; 200")
     callbacks.add_argument("--rounds", type=int, help="of each run, after one to warm up; 3")
+    callbacks.add_argument("--only", nargs="+", choices=STACKS, default=list(STACKS), help="these; all")
     callbacks.add_argument("--backbone", choices=["LeNet5", "McMahanCNN"], default="LeNet5")
     costs.add_argument("--seconds", type=float, help="of the timed rounds of a run; 0.3")
     costs.add_argument("--clock", choices=["cpu", "wall"], default="cpu", help="seconds of the process, or of a clock")
@@ -313,7 +319,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.kind == "ssf-round":
         table = ssf_round.table_of(options.rounds, options.block)
     elif options.kind == "callbacks":
-        table = table_of_callbacks(options.rounds, options.repeats, options.backbone)
+        table = table_of_callbacks(options.rounds, options.repeats, options.backbone, options.only)
     else:
         table = table_of_costs(options)
     table.show()
