@@ -1,7 +1,25 @@
 """Aggregators, which make one update of the clients' updates, and the server that steps along it."""
 
 from lfl.aggregation.aggregator import Aggregator, MeanAggregator
+from lfl.aggregation.gathering import GatheringAggregator
+from lfl.aggregation.geometric_median import GeometricMedian
+from lfl.aggregation.krum import Krum
+from lfl.aggregation.median import CoordinateMedian
+from lfl.aggregation.norm_clipping import MedianNormClipping, NormClipping
 from lfl.aggregation.normalized import NormalizedReaggregation
 from lfl.aggregation.server import Server
+from lfl.aggregation.trimmed_mean import TrimmedMean
 
-__all__ = ["Aggregator", "MeanAggregator", "NormalizedReaggregation", "Server"]
+__all__ = [
+    "Aggregator",
+    "CoordinateMedian",
+    "GatheringAggregator",
+    "GeometricMedian",
+    "Krum",
+    "MeanAggregator",
+    "MedianNormClipping",
+    "NormClipping",
+    "NormalizedReaggregation",
+    "Server",
+    "TrimmedMean",
+]

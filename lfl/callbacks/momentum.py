@@ -58,6 +58,7 @@ class ClientMomentum(FederatedCallback):
         self.momentum_from = momentum_from
         self.decay_inside = decay_inside
         self.whole_model = alpha < 1  # parameters that stay on the clients have no common movement
+        self.sends_more = alpha < 1
         self.momentum = torch.empty(0)
 
     @override

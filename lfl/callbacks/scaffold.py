@@ -39,6 +39,8 @@ class Scaffold(FederatedCallback):
             exist for comparison.
     """
 
+    sends_more = True
+
     def __init__(self, option: Literal["I", "II"] = "II", control_update: ControlUpdate = "increment") -> None:
         self.option = option
         self.control_update = control_update

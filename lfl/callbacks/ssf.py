@@ -45,6 +45,7 @@ class SSF(FederatedCallback):
             the paper's numbers; read literally (``one_over_N``) c is too small.
     """
 
+    sends_more = True
     whole_model = True
 
     def __init__(
