@@ -36,5 +36,5 @@ def test_zero_has_nothing_to_shorten() -> None:
     aggregator = MedianNormClipping()
     aggregator.add(torch.zeros(3, 2), torch.ones(3).double())
     assert aggregator.result().tolist() == [0.0, 0.0]
-    with pytest.raises(ValueError, match="`threshold=0.0` of NormClipping must be a number greater than 0"):
+    with pytest.raises(ValueError, match=r"`threshold=0\.0` of NormClipping must be a number greater than 0"):
         NormClipping(0.0)

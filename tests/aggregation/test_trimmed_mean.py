@@ -30,9 +30,9 @@ def test_where_clients_dropped_out_the_middle_is_left() -> None:
 def test_too_few_participants_and_shares_that_cannot_be_are_refused() -> None:
     TrimmedMean(0.2).check(10)
     TrimmedMean(0.45).check(None)
-    with pytest.raises(ValueError, match="`share=0.45` of TrimmedMean leaves nothing of 4 participants, without 2 at"):
+    with pytest.raises(ValueError, match=r"`share=0\.45` of TrimmedMean leaves nothing of 4 participants, without 2"):
         TrimmedMean(0.45).check(4)
-    with pytest.raises(ValueError, match="`share=0.5` of TrimmedMean is left out at each end, and must be less than"):
+    with pytest.raises(ValueError, match=r"`share=0\.5` of TrimmedMean is left out at each end, and must be less"):
         TrimmedMean(0.5)
-    with pytest.raises(ValueError, match="`share=-0.1` of TrimmedMean must be a number of at least 0"):
+    with pytest.raises(ValueError, match=r"`share=-0\.1` of TrimmedMean must be a number of at least 0"):
         TrimmedMean(-0.1)

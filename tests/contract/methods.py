@@ -7,7 +7,14 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from worlds import train
 
-from lfl.aggregation import NormalizedReaggregation
+from lfl.aggregation import (
+    CoordinateMedian,
+    GeometricMedian,
+    Krum,
+    MedianNormClipping,
+    NormalizedReaggregation,
+    TrimmedMean,
+)
 from lfl.callbacks import (
     FLSS,
     FLSSGD,
@@ -15,9 +22,11 @@ from lfl.callbacks import (
     SSF,
     ClientEvaluation,
     ClientMomentum,
+    DifferentialPrivacy,
     FederatedCallback,
     FedSub,
     HyperbolicRegularization,
+    LocalNoise,
     PersonalParameters,
     Proximal,
     RandomK,
@@ -28,7 +37,7 @@ from lfl.callbacks import (
 )
 from lfl.data import FederatedData
 from lfl.engine import LocalPhase
-from lfl.participation import DoublingParticipation
+from lfl.participation import DoublingParticipation, PoissonParticipation
 from lfl.subspace import (
     CoordinateSubspace,
     DenseSubspace,
@@ -85,6 +94,13 @@ METHODS: dict[str, Stack] = {
     "scaffold+sam": lambda: [SharpnessAware(0.1), Scaffold()],
     "fedcm+fedprox": lambda: [Proximal(mu=0.1), ClientMomentum(0.3)],
     "ssf+sam": lambda: [SharpnessAware(0.1), SSF(LayerwiseSubspace(0.3))],
+    "median": list,
+    "geometric-median": list,
+    "norm-clipping": list,
+    "krum+top-k": lambda: [TopK(0.1)],
+    "fedrep+trimmed-mean": lambda: [PersonalParameters(["*.head.*"])],
+    "dp-fedavg": lambda: [DifferentialPrivacy(0.5, clip=0.3, quantile=0.5)],
+    "local-noise": lambda: [LocalNoise(0.01, clip=0.3)],
     "fedavg-fine-tuned": lambda: [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase(epochs=2, lr=0.05)])],
 }
 
@@ -95,12 +111,18 @@ _DOUBLING = {
     "system": ExponentialSpeeds(dynamic=True, communication=0.1),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "dp-fedavg": {"participation": PoissonParticipation(0.5)},
     "fedmrur": {"aggregator": NormalizedReaggregation()},
     "fedrep": {"local_phases": _HEAD_THEN_BODY},
     "fedrep+flss": {"local_phases": _HEAD_THEN_BODY},
     "fedmrur-n+flss": {"aggregator": NormalizedReaggregation()},
     "fedrep-srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
+    "fedrep+trimmed-mean": {"local_phases": _HEAD_THEN_BODY, "aggregator": TrimmedMean(0.2)},
     "flanp": _DOUBLING,
+    "geometric-median": {"aggregator": GeometricMedian()},
+    "krum+top-k": {"aggregator": Krum(1, selected=2)},
+    "median": {"aggregator": CoordinateMedian()},
+    "norm-clipping": {"aggregator": MedianNormClipping()},
     "scaffold+srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
 }
 
