@@ -8,6 +8,7 @@ https://arxiv.org/abs/1905.03871 (Algorithm 1). Epsilon is computed by Google's 
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -283,7 +284,14 @@ class Accounting:
 
     def divergences(self, event: Any, relation: Any) -> Any:
         """The Renyi divergences of an event at the library's own orders; those of a sequence of events add up."""
-        return self._rdp.RdpAccountant(neighboring_relation=relation).compose(event)
+        said = logging.getLogger("absl")
+        level = said.level
+        # It warns of low orders whose series do not converge. It leaves them out: epsilon is a bound without them too.
+        said.setLevel(logging.ERROR)
+        try:
+            return self._rdp.RdpAccountant(neighboring_relation=relation).compose(event)
+        finally:
+            said.setLevel(level)
 
     def epsilon(self, cost: Any, times: int, delta: float) -> float:
         """Epsilon of ``times`` events of a cost that ``divergences`` has returned."""

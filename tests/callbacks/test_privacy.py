@@ -28,6 +28,7 @@ from lfl.callbacks import (
     Sign,
     TopK,
 )
+from lfl.callbacks.privacy import Accounting
 from lfl.participation import FixedParticipation, FullParticipation, PoissonParticipation, UniformParticipation
 from lfl.round import Cohort, Round
 from lfl.trainer import FederatedTrainer
@@ -150,6 +151,15 @@ def test_a_gaussian_mechanism_costs_what_theory_says(tmp_path: Path) -> None:
     scale = 10.0 / math.sqrt(4)
     bound = 1 / (2 * scale**2) + math.sqrt(2 * math.log(1e4)) / scale
     assert 0.6 * bound < trainer.summary.last("privacy/epsilon")[0] <= bound
+
+
+def test_the_accountant_says_nothing_of_orders_that_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.0))
+    found = Accounting("a test").divergences(event, RELATION.ADD_OR_REMOVE_ONE)
+    assert not caplog.records
+    RdpAccountant().compose(event)
+    assert "failed to converge" in caplog.text
+    assert float(found.get_epsilon(1e-4)) == epsilon(event, RELATION.ADD_OR_REMOVE_ONE, 1, 1e-4)
 
 
 def test_without_noise_there_is_no_epsilon(tmp_path: Path) -> None:

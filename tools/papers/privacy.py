@@ -58,8 +58,8 @@ def tabulate(results: Results, title: str) -> Table:
             mean_and_deviation([last(outcome, CLIP) for outcome in outcomes], 2),
         )
     table.notes = [
-        "Accuracy on the test set, mean of the last tenth of the evaluations, ± std over seeds. Epsilon of all rounds, at "
-        "the config's delta."
+        "Accuracy on the test set, mean of the last tenth of the evaluations, ± std over seeds. Epsilon of all rounds, "
+        "at the config's delta."
     ]
     return table
 
