@@ -100,6 +100,7 @@ class RunBuilder:
         settings.participation.check(self._num_clients)
         if settings.system is not None:
             settings.system.check(self._num_clients)
+        settings.aggregator.check(settings.participation.count(self._num_clients))
         if self._processes.count > 1:
             check_adds_up(settings.aggregator, model.layout.dim)
         # `names_of` is None for a phase that trains all parameters.

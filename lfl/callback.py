@@ -73,6 +73,12 @@ class FederatedCallback(Callback):
     ``aggregator.weighting=auto`` takes it; another one that the user asks for is warned of.
     """
 
+    sends_more: bool = False
+    """Whether the server uses more of a client than its update: extra uploads, or sums over clients.
+
+    Callbacks that must see all that is sent, such as differential privacy, are refused beside it.
+    """
+
     whole_model: bool = False
     """Whether all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
 
@@ -172,7 +178,9 @@ class FederatedCallback(Callback):
 
 
 _HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
-_ATTRIBUTES = {"linear", "features", "global_features", "is_unique", "observes", "weighting", "whole_model"}
+_ATTRIBUTES = {
+    *("linear", "features", "global_features", "is_unique", "observes", "sends_more", "weighting", "whole_model"),
+}
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
 _DISPATCHED = _HOOKS - _LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
 # Hooks that do nothing without another one, and what happens then.

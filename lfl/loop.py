@@ -219,7 +219,7 @@ class FederatedLoop:
         self._widths[None] = rows.shape[1]
         hooks.check_sent(self._hooks["on_cohort_end"] + codecs, cohort, rows)
         weights = run.aggregator.weights(cohort.num_examples)
-        run.aggregator.add(rows, weights)
+        run.aggregator.add_clients(rows, weights, cohort.places, len(round.clients))
         sent = payload.bits_per_client()
         for name, extra in cohort.uploads.items():
             dense = run.ledger.bits_of(extra[0])
@@ -243,7 +243,7 @@ class FederatedLoop:
         round = cohort.round
         # At the client's place in the round, so that processes can add up their vectors.
         bits = torch.zeros(len(round.clients), dtype=torch.float64)
-        bits[torch.searchsorted(round.clients, cohort.ids)] = sent.double().cpu()
+        bits[cohort.places] = sent.double().cpu()
         round.totals.uplink_bits = bits if round.totals.uplink_bits is None else round.totals.uplink_bits + bits
 
     def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> None:
@@ -406,11 +406,13 @@ class FederatedLoop:
         return codecs[: last + 1]
 
     def _first_per_client(self) -> int:
-        """Index of the first non-linear codec.
+        """Index of the first codec whose payloads must be decoded for each client: the first non-linear one.
 
-        The mean of what linear codecs encode is what they would encode of the mean, so it can be decoded once. From
-        the first non-linear codec on, payloads must be decoded for each client.
+        The mean of what linear codecs encode is what they would encode of the mean, so it can be decoded once. An
+        aggregate that is no such mean needs all of them decoded.
         """
+        if self.run.aggregator.decoded:
+            return 0
         codecs = self._hooks["encode"]
         return next((i for i, codec in enumerate(codecs) if not codec.linear), len(codecs))
 

@@ -38,6 +38,11 @@ class Participation(ABC):
         del rounds
         return False
 
+    def count(self, num_clients: int) -> int | None:
+        """The number of participants (M), where it is the same in every round; None where it is not."""
+        del num_clients
+        return None
+
     @abstractmethod
     def check(self, num_clients: int) -> None:
         """Refuse settings that do not fit the number of clients; raises ValueError."""
@@ -85,19 +90,50 @@ class UniformParticipation(Participation):
 
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
-        count = self._count(num_clients)
         draw = (round_number - 1) // self.rounds_per_draw
         draws = np.random.default_rng(derive_seed(seed, "participation", int(draw) + 1))
         # numpy, as torch.randperm would need time and memory for all N: this is O(count), also for 1e6 clients.
-        chosen = draws.choice(num_clients, count, replace=False, shuffle=False)
+        chosen = draws.choice(num_clients, self.count(num_clients), replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen))
 
-    def _count(self, num_clients: int) -> int:
+    @override
+    def count(self, num_clients: int) -> int:
         if self.clients_per_round == "auto":
             return min(10, num_clients)
         if isinstance(self.clients_per_round, float):
             return max(1, round(self.clients_per_round * num_clients))
         return self.clients_per_round
+
+
+class PoissonParticipation(Participation):
+    """Every client takes part in a round with the same probability, by a coin of its own.
+
+    The number of participants is binomial, and may be zero: then nothing moves in that round. It is the sampling that
+    differential privacy is best understood for.
+
+    Args:
+        probability: of each client in each round (q), in (0, 1].
+
+    Raises:
+        ValueError: the probability is out of range.
+    """
+
+    def __init__(self, probability: float) -> None:
+        check_number("PoissonParticipation", "probability", probability, above=0)
+        if probability > 1:
+            raise ValueError(f"`probability={probability}` of PoissonParticipation must be at most 1.")
+        self.probability = probability
+
+    @override
+    def check(self, num_clients: int) -> None:
+        pass
+
+    @override
+    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+        draws = np.random.default_rng(derive_seed(seed, "participation", round_number))
+        # First how many, then whom: the same distribution as N coins, in time and memory for the participants alone.
+        count = draws.binomial(num_clients, self.probability)
+        return torch.from_numpy(np.sort(draws.choice(num_clients, count, replace=False, shuffle=False)))
 
 
 class FullParticipation(Participation):
@@ -106,6 +142,10 @@ class FullParticipation(Participation):
     @override
     def holds(self, rounds: int) -> bool:
         return True
+
+    @override
+    def count(self, num_clients: int) -> int:
+        return num_clients
 
     @override
     def check(self, num_clients: int) -> None:

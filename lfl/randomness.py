@@ -9,6 +9,7 @@ around in the same way on every device.
 """
 
 import hashlib
+import math
 
 import torch
 from torch import Tensor
@@ -52,6 +53,15 @@ def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Ten
     bits = 53 if dtype == torch.float64 else 24
     # All integers of 24 or 53 bits are exact in float32 or float64: nothing is rounded up to 1.
     drawn = (random_bits(keys, count) >> (63 - bits)).to(torch.float64) * 2.0**-bits
+    return drawn.to(dtype)
+
+
+def normal(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers of shape ``keys.shape + (count,)``, by the transformation of Box and Muller."""
+    # The logarithm is taken of 1 - u, which is never 0, while u may be. In float64, whatever the type of the result:
+    # 1 - u of float32 numbers has gaps of 6e-8, which would cut off the tail of the distribution.
+    first, second = uniform(keys, 2 * count, torch.float64).split(count, dim=-1)
+    drawn: Tensor = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()
     return drawn.to(dtype)
 
 

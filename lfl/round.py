@@ -255,6 +255,11 @@ class Cohort:
         return self.ids.shape[0]
 
     @property
+    def places(self) -> Tensor:
+        """The clients' positions [C] among the round's participants, who are in ascending order of id."""
+        return torch.searchsorted(self.round.clients, self.ids)
+
+    @property
     def received(self) -> Mapping[str, Tensor]:
         """All that clients know of the server, by name: what was sent, and what both sides compute alike."""
         return self.round.message.contents

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import ragged_data, train
 
-from lfl.participation import DoublingParticipation, FixedParticipation, FullParticipation, UniformParticipation
+from lfl.participation import (
+    DoublingParticipation,
+    FixedParticipation,
+    FullParticipation,
+    PoissonParticipation,
+    UniformParticipation,
+)
 from lfl.system import ExponentialSpeeds
 
 
@@ -80,3 +86,51 @@ def test_participants_are_the_fastest_and_the_clock_is_theirs(tmp_path: Path) ->
 def test_stages_of_given_lengths() -> None:
     participation = DoublingParticipation(1.0, initial=2, rounds_per_stage=[0, 3, 1])
     assert [participation.stage(number) for number in range(1, 7)] == [1, 1, 1, 2, 2, 2]
+
+
+def test_poisson_participation_tosses_a_coin_for_each_client() -> None:
+    """Of 40 clients with q = 0.1: each takes part in a tenth of 4000 rounds, and two at once in a hundredth.
+
+    The number of participants has mean 4 and variance 3.6, and is zero in 0.9^40 = 1.5 % of the rounds. 5 standard
+    errors.
+    """
+    participation, rounds = PoissonParticipation(0.1), 4000
+    taken = torch.zeros(rounds, 40, dtype=torch.float64)
+    for number in range(1, rounds + 1):
+        chosen = participation.select(number, 40, seed=1)
+        assert chosen.dtype == torch.int64
+        assert chosen.tolist() == sorted(set(chosen.tolist()))
+        assert torch.equal(chosen, participation.select(number, 40, seed=1))
+        taken[number - 1, chosen] = 1
+    assert ((taken.mean(dim=0) - 0.1).abs() < 5 * math.sqrt(0.09 / rounds)).all()
+    together = (taken.T @ taken / rounds)[torch.ones(40, 40).triu(1).bool()]
+    assert ((together - 0.01).abs() < 5 * math.sqrt(0.0099 / rounds)).all()
+    counts = taken.sum(dim=1)
+    assert abs(counts.mean() - 4) < 5 * math.sqrt(3.6 / rounds)
+    assert abs(counts.var() - 3.6) < 5 * 3.6 * math.sqrt(2.3 / rounds)
+    assert abs((counts == 0).double().mean() - 0.9**40) < 5 * math.sqrt(0.015 / rounds)
+    assert PoissonParticipation(1.0).select(3, 5, 0).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.5, 1.01, float("nan")])
+def test_probabilities_that_cannot_be(probability: float) -> None:
+    with pytest.raises(ValueError, match=f"`probability={probability}` of PoissonParticipation must be"):
+        PoissonParticipation(probability)
+
+
+def test_the_number_of_participants_is_told_where_it_never_changes() -> None:
+    assert UniformParticipation(7).count(20) == UniformParticipation(0.35).count(20) == 7
+    assert UniformParticipation().count(4) == 4
+    assert FullParticipation().count(20) == 20
+    for participation in (PoissonParticipation(0.5), FixedParticipation([[1], [2, 3]]), DoublingParticipation()):
+        assert participation.count(20) is None
+
+
+def test_rounds_in_which_no_coin_falls_on_heads(tmp_path: Path) -> None:
+    participation = PoissonParticipation(0.05)
+    counts = [len(participation.select(number, 8, seed=0)) for number in range(1, 7)]
+    assert 0 in counts
+    assert max(counts) > 0
+    found = train([], tmp_path, participation=participation, max_rounds=6)
+    assert found.current_round == 6
+    assert bool(torch.isfinite(found.server.vector).all())

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lfl.randomness import client_keys, derive_seed, fold, generator, random_bits, uniform
+from lfl.randomness import client_keys, derive_seed, fold, generator, normal, random_bits, uniform
 
 
 def test_known_values() -> None:
@@ -45,3 +45,19 @@ def test_addresses_differ() -> None:
     assert len(fold(keys, 5).unique()) == 3000
     assert not torch.equal(fold(keys, 5), fold(keys, 6))
     assert not torch.equal(torch.rand(3, generator=generator(0, 1)), torch.rand(3, generator=generator(0, 2)))
+
+
+def test_normal_numbers_are_normal() -> None:
+    """1e6 draws: mean, variance, the fourth moment 3 (whose draws have variance 96), and both tails; 5 errors."""
+    drawn = normal(client_keys(torch.arange(20), 0, "normal"), 50_000, torch.float64)
+    assert drawn.shape == (20, 50_000)
+    count = drawn.numel()
+    assert abs(drawn.mean()) < 5 / math.sqrt(count)
+    assert abs(drawn.var() - 1) < 5 * math.sqrt(2 / count)
+    assert abs(drawn.pow(4).mean() - 3) < 5 * math.sqrt(96 / count)
+    for sign in (1, -1):
+        share = (sign * drawn > 3).double().mean()
+        assert abs(share - 1.349898e-3) < 5 * math.sqrt(1.35e-3 / count)
+    correlations = torch.corrcoef(drawn) - torch.eye(20)
+    assert correlations.abs().max() < 5 / math.sqrt(50_000)
+    assert normal(client_keys(torch.arange(2), 0), 3).dtype == torch.float32

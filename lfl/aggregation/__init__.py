@@ -3,17 +3,30 @@
 from lfl.aggregation.aggregator import Aggregator, MeanAggregator, Weighting
 from lfl.aggregation.fedexp import FedExP
 from lfl.aggregation.fedopt import FedAdagrad, FedAdam, FedYogi
+from lfl.aggregation.gathering import GatheringAggregator
+from lfl.aggregation.geometric_median import GeometricMedian
+from lfl.aggregation.krum import Krum
+from lfl.aggregation.median import CoordinateMedian
+from lfl.aggregation.norm_clipping import MedianNormClipping, NormClipping
 from lfl.aggregation.normalized import NormalizedReaggregation
 from lfl.aggregation.server import Server
+from lfl.aggregation.trimmed_mean import TrimmedMean
 
 __all__ = [
     "Aggregator",
+    "CoordinateMedian",
     "FedAdagrad",
     "FedAdam",
     "FedExP",
     "FedYogi",
+    "GatheringAggregator",
+    "GeometricMedian",
+    "Krum",
     "MeanAggregator",
+    "MedianNormClipping",
+    "NormClipping",
     "NormalizedReaggregation",
     "Server",
+    "TrimmedMean",
     "Weighting",
 ]

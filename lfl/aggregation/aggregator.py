@@ -28,8 +28,14 @@ class Aggregator(ABC):
     Attributes:
         weighting: the same; in a run no longer ``auto``, but what was taken.
         sums: named sums over the round's clients; over all processes when ``result`` is called. An aggregator that
-            keeps anything else, such as the rows for a median, works on one process, and is refused on several.
+            keeps anything else works on one process, and is refused on several; what needs all rows at once, such as a
+            median, derives from ``GatheringAggregator``.
+        decoded: whether it must be given the clients' updates as the server understands them. Else those that linear
+            codecs encoded are aggregated as they are, and decoded once, which is right for means. Where clients train
+            coordinates, updates are coordinates.
     """
+
+    decoded: bool = False
 
     def __init__(self, weighting: WeightingChoice = "auto") -> None:
         check_choice("", "weighting", weighting, ("auto", "examples", "uniform"))
@@ -87,9 +93,25 @@ class Aggregator(ABC):
         """Numbers of the round that are logged, by name; asked for after ``result``."""
         return {}
 
+    def check(self, num_participants: int | None) -> None:
+        """Raise ValueError if a setting does not fit the participants of a round (M); None where M changes."""
+        del num_participants
+
     @abstractmethod
     def add(self, rows: Tensor, weights: Tensor) -> None:
         """Add the updates of a cohort [C, n] with their weights [C] (float64)."""
+
+    def add_clients(self, rows: Tensor, weights: Tensor, places: Tensor, num_participants: int) -> None:
+        """Add the updates of a cohort, and say of whom they are; for a sum that does not matter, and ``add`` does.
+
+        Args:
+            rows: updates [C, n].
+            weights: their weights [C] (float64).
+            places: the clients' positions [C] among the round's participants, who are in ascending order of id.
+            num_participants: number of the round's participants (M).
+        """
+        del places, num_participants
+        self.add(rows, weights)
 
     @abstractmethod
     def result(self) -> Tensor:
@@ -126,12 +148,13 @@ def check_adds_up(aggregator: Aggregator, dim: int) -> None:
     draws = torch.Generator().manual_seed(0)
     rows = torch.randn(_TRIAL_CLIENTS, dim, generator=draws)
     weights = aggregator.weights(torch.arange(1, _TRIAL_CLIENTS + 1))
+    places = torch.arange(_TRIAL_CLIENTS)
     half = _TRIAL_CLIENTS // 2
     try:
         whole, first, second, joined = (copy.deepcopy(aggregator) for _ in range(4))
         for part, clients in ((whole, slice(None)), (first, slice(half)), (second, slice(half, None))):
             part.start()
-            part.add(rows[clients], weights[clients])
+            part.add_clients(rows[clients], weights[clients], places[clients], _TRIAL_CLIENTS)
         joined.start()
         for part in (first, second):
             for name, value in part.sums.items():
@@ -144,5 +167,6 @@ def check_adds_up(aggregator: Aggregator, dim: int) -> None:
         raise ValueError(
             f"{type(aggregator).__name__} cannot be used on several processes, which exchange its `sums` and nothing "
             f"else: on the sums of two halves of some clients it {reason}. Keep what `result` needs in sums "
-            "(`self.accumulate(name, value)` in `add`), or use one process (`trainer.devices=1`)."
+            "(`self.accumulate(name, value)` in `add`), derive from `GatheringAggregator`, which is given all rows, or "
+            "use one process (`trainer.devices=1`)."
         )

@@ -12,8 +12,10 @@ from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
 from lfl.callbacks.flss import FLSS
 from lfl.callbacks.hyperbolic import HyperbolicRegularization
+from lfl.callbacks.local_noise import LocalNoise
 from lfl.callbacks.momentum import ClientMomentum
 from lfl.callbacks.personal import PersonalParameters
+from lfl.callbacks.privacy import DifferentialPrivacy
 from lfl.callbacks.proximal import Proximal
 from lfl.callbacks.randomk import RandomK
 from lfl.callbacks.sam import SharpnessAware
@@ -31,6 +33,7 @@ __all__ = [
     "ClientEvaluation",
     "ClientMomentum",
     "Diagnostics",
+    "DifferentialPrivacy",
     "FedDC",
     "FedDyn",
     "FedNova",
@@ -38,6 +41,7 @@ __all__ = [
     "FederatedCallback",
     "Gradient",
     "HyperbolicRegularization",
+    "LocalNoise",
     "PersonalParameters",
     "Proximal",
     "RandomK",

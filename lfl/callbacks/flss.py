@@ -111,6 +111,12 @@ class FLSS(FederatedCallback):
 
     @override
     def on_run_start(self, federation: Federation) -> None:
+        if federation.aggregator.decoded:
+            name = type(federation.aggregator).__name__
+            raise ValueError(
+                f"FLSS and {name} have no meaning together: clients follow the server's moves in the subspace, which "
+                f"{name} of the lifted updates leaves. Use a mean, or another codec."
+            )
         self._server = federation.server
         self._ledger = federation.ledger
         shared = federation.ledger.shared  # a mask, where some parameters never leave the clients

@@ -59,6 +59,7 @@ class ClientMomentum(FederatedCallback):
         self.decay_inside = decay_inside
         self.weighting = "uniform" if alpha < 1 else None
         self.whole_model = alpha < 1  # parameters that stay on the clients have no common movement
+        self.sends_more = alpha < 1
         self.momentum = torch.empty(0)
 
     @override

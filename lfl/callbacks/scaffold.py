@@ -40,6 +40,7 @@ class Scaffold(FederatedCallback):
     """
 
     weighting = "uniform"
+    sends_more = True
 
     def __init__(self, option: Literal["I", "II"] = "II", control_update: ControlUpdate = "increment") -> None:
         self.option = option

@@ -46,6 +46,7 @@ class SSF(FederatedCallback):
     """
 
     weighting = "uniform"
+    sends_more = True
     whole_model = True
 
     def __init__(

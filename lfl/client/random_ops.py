@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lfl.client.batched_ops import LAYERS
-from lfl.randomness import fold, random_bits, uniform
+from lfl.randomness import fold, normal, random_bits, uniform
 
 NextKey = Callable[[], Tensor]
 
@@ -116,14 +116,7 @@ def _uniform(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> T
 
 
 def _normal(key: NextKey, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
-    """Draw standard normal numbers, by the transformation of Box and Muller."""
-    # The logarithm is taken of 1 - u, which is never 0, while u may be. In float64, whatever the type of the result:
-    # 1 - u of float32 numbers has gaps of 6e-8, which would cut off the tail of the distribution.
-    count = math.prod(shape)
-    first, second = uniform(key(), 2 * count, torch.float64).split(count, dim=-1)
-    drawn: Tensor = (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * math.pi * second).cos()
-    dtype: torch.dtype = options.get("dtype") or torch.get_default_dtype()
-    return drawn.reshape(shape).to(dtype)
+    return normal(key(), math.prod(shape), options.get("dtype") or torch.get_default_dtype()).reshape(shape)
 
 
 _REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -6,9 +6,11 @@ import torch
 from contract.methods import OPTIONS
 from torch import Tensor
 
-from lfl.participation import Participation, UniformParticipation
+from lfl.participation import Participation, PoissonParticipation, UniformParticipation
 from lfl.system import System
 
+# The noise of differential privacy is added to an empty sum as to any other.
+NEVER_STILL = ("dp-fedavg",)
 SOMETIMES = ("fedavg", "scaffold-2", "ssf-layerwise", "top-k", "flss", "fedsub")  # tried on two processes
 
 
@@ -38,7 +40,21 @@ class Sometimes(Participation):
         self.inner.check(num_clients)
 
 
-def sometimes(method: str) -> Participation:
+class SometimesByCoins(PoissonParticipation):
+    """Another participation that is accounted for as one by coins."""
+
+    def __init__(self, inner: PoissonParticipation, nobody: list[int]) -> None:
+        super().__init__(inner.probability)
+        self.nobody = nobody
+
+    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+        chosen = super().select(round_number, num_clients, seed)
+        return chosen[:0] if round_number in self.nobody else chosen
+
+
+def sometimes(method: str) -> Any:
     """Nobody in rounds 1 and 3; for a method whose epochs have two rounds, in 1 and 2."""
     inner = OPTIONS.get(method, {}).get("participation") or UniformParticipation(5, rounds_per_draw=2)
+    if isinstance(inner, PoissonParticipation):
+        return SometimesByCoins(inner, [1, 3])
     return Sometimes(inner, [1, 2] if method == "fl-ssvrg" else [1, 3])

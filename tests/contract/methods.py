@@ -8,7 +8,16 @@ import pytest
 from lightning.pytorch import LightningModule
 from worlds import train
 
-from lfl.aggregation import FedAdam, FedExP, NormalizedReaggregation
+from lfl.aggregation import (
+    CoordinateMedian,
+    FedAdam,
+    FedExP,
+    GeometricMedian,
+    Krum,
+    MedianNormClipping,
+    NormalizedReaggregation,
+    TrimmedMean,
+)
 from lfl.callbacks import (
     FLSS,
     FLSSGD,
@@ -16,12 +25,14 @@ from lfl.callbacks import (
     SSF,
     ClientEvaluation,
     ClientMomentum,
+    DifferentialPrivacy,
     FedDC,
     FedDyn,
     FederatedCallback,
     FedNova,
     FedSub,
     HyperbolicRegularization,
+    LocalNoise,
     PersonalParameters,
     Proximal,
     RandomK,
@@ -32,7 +43,7 @@ from lfl.callbacks import (
 )
 from lfl.data import FederatedData
 from lfl.engine import LocalPhase
-from lfl.participation import DoublingParticipation
+from lfl.participation import DoublingParticipation, PoissonParticipation
 from lfl.subspace import (
     CoordinateSubspace,
     DenseSubspace,
@@ -101,6 +112,13 @@ METHODS: dict[str, Stack] = {
     "fedadam": list,
     "fedexp": list,
     "fedprox+fednova": lambda: [Proximal(mu=0.1), FedNova()],
+    "median": list,
+    "geometric-median": list,
+    "norm-clipping": list,
+    "krum+top-k": lambda: [TopK(0.1)],
+    "fedrep+trimmed-mean": lambda: [PersonalParameters(["*.head.*"])],
+    "dp-fedavg": lambda: [DifferentialPrivacy(0.5, clip=0.3, quantile=0.5)],
+    "local-noise": lambda: [LocalNoise(0.01, clip=0.3)],
     "fedavg-fine-tuned": lambda: [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase(epochs=2, lr=0.05)])],
 }
 
@@ -111,15 +129,21 @@ _DOUBLING = {
     "system": ExponentialSpeeds(dynamic=True, communication=0.1),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "dp-fedavg": {"participation": PoissonParticipation(0.5)},
     "fedmrur": {"aggregator": NormalizedReaggregation()},
     "fedrep": {"local_phases": _HEAD_THEN_BODY},
     "fedrep+flss": {"local_phases": _HEAD_THEN_BODY},
     "fedmrur-n+flss": {"aggregator": NormalizedReaggregation()},
     "fedrep-srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
+    "fedrep+trimmed-mean": {"local_phases": _HEAD_THEN_BODY, "aggregator": TrimmedMean(0.2)},
     "flanp": _DOUBLING,
     "fedadam": {"server_optimizer": lambda params: FedAdam(params, lr=0.1, tau=0.1)},
     "fedexp": {"aggregator": FedExP()},
     "fedprox+fednova": {"local_phases": [LocalPhase(epochs=3, min_epochs=1, stragglers=0.7)]},
+    "geometric-median": {"aggregator": GeometricMedian()},
+    "krum+top-k": {"aggregator": Krum(1, selected=2)},
+    "median": {"aggregator": CoordinateMedian()},
+    "norm-clipping": {"aggregator": MedianNormClipping()},
     "scaffold+srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
 }
 

@@ -100,6 +100,15 @@ class Median(MeanAggregator):
         return torch.cat(self.rows).median(dim=0).values
 
 
+ROBUST = ("median", "geometric-median", "norm-clipping", "krum+top-k", "fedrep+trimmed-mean")
+
+
+def to_the_bit(method: str, folder: Path, devices: int) -> torch.Tensor:
+    """One client at a time, so that every client's update is the same; in float32, where a sum of float64s is too."""
+    options = {"precision": "32-true", "devices": devices}
+    return train_method(method, folder / f"{method}-alone", **options).server.vector
+
+
 def without_clients(method: str, folder: Path, devices: int) -> dict[str, object]:
     """Nobody takes part in rounds 1 and 3."""
     folder = folder / "nobody"
@@ -226,6 +235,7 @@ def on_one_machine(folder: Path) -> dict[str, Any]:
     results["dealt"] = dealt(folder, 2, [])
     results["at home"] = dealt(folder, 2, [Scaffold()])
     results["nobody"] = {method: without_clients(method, folder, 2) for method in SOMETIMES}
+    results["to the bit"] = {method: to_the_bit(method, folder, 2) for method in (*ROBUST, "dp-fedavg", "local-noise")}
     with pytest.raises(ValueError, match="Median cannot be used on several processes"):
         train([], folder / "median", devices=2, aggregator=Median())
     for hook in ("on_cohort_end", "on_round_end"):

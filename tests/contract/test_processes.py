@@ -13,10 +13,12 @@ from cli_world import World
 from contract.empty import SOMETIMES
 from contract.methods import METHODS
 from contract.process_worker import (
+    ROBUST,
     few_clients,
     quadratic,
     run,
     summary,
+    to_the_bit,
     with_buffers,
     with_metrics,
     without_clients,
@@ -57,6 +59,11 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_equal_one(method: str, two_processes: dict[str, Any], tmp_path: Path) -> None:
     check(two_processes[method], summary(run(method, tmp_path, devices=1)))
+
+
+@pytest.mark.parametrize("method", [*ROBUST, "dp-fedavg", "local-noise"])
+def test_rows_and_noise_are_equal_to_the_bit(method: str, two_processes: dict[str, Any], tmp_path: Path) -> None:
+    assert torch.equal(two_processes["to the bit"][method], to_the_bit(method, tmp_path, 1))
 
 
 def test_a_run_of_two_processes_is_resumed(two_processes: dict[str, Any], tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from quadratics import RepeatedData
 from torch import Tensor, nn
 from worlds import Quadratic, QuadraticData, train_quadratic
 
-from lfl.aggregation import FedExP, MeanAggregator, NormalizedReaggregation
-from lfl.callbacks import FLSS, ClientMomentum, FedDyn, FedNova, PersonalParameters, Proximal, SharpnessAware
+from lfl.aggregation import CoordinateMedian, FedExP, Krum, MeanAggregator, NormalizedReaggregation
+from lfl.callbacks import FLSS, ClientMomentum, FedDyn, FedNova, PersonalParameters, Proximal, SharpnessAware, TopK
 from lfl.engine import LocalPhase
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -135,3 +135,57 @@ def test_extrapolation_of_sharpness_aware_updates(engine: str, tmp_path: Path) -
         aggregator=FedExP(eps=0.0),
     )  # fmt: skip
     assert trainer.server.vector.tolist() == pytest.approx([0.275] * 4, abs=1e-14)
+
+
+def around_one(*others: list[float]) -> QuadraticData:
+    """``F_i(y) = 1/2 |y - b_i|^2`` with b = (4, 1), (5, -1), (1, 7), and those of the others."""
+    data = QuadraticData(num_clients=3 + len(others), dim=2)
+    data.curvature = torch.ones(data.num_clients, 2, dtype=torch.float64)
+    data.centre = torch.tensor([[4.0, 1.0], [5.0, -1.0], [1.0, 7.0], *others], dtype=torch.float64)
+    return data
+
+
+@ENGINES
+def test_krum_of_the_largest_entries(engine: str, tmp_path: Path) -> None:
+    """Top-1 with error feedback and Krum with f = 1 of five: one step of 0.5 towards b_i, from 0 and so from x.
+
+    Round 1: delta = b / 2, of which (2, 0), (2.5, 0), (0, 3.5), (-40, 0), (0, 45) arrive. The two nearest of each:
+    (2, 0) has 0.25 and 4 + 12.25; (2.5, 0) has 0.25 and 6.25 + 12.25; (0, 3.5) has 16.25 and 18.5. So x = (2, 0).
+    What is kept: (0, 0.5), (0, -0.5), (0.5, 0), nothing of the last two.
+    Round 2: delta = (b - x) / 2 = (1, 0.5), (1.5, -0.5), (-0.5, 3.5), (-41, 0), (-1, 45); with what was kept (1, 1),
+    (1.5, -1), (0, 3.5), (-41, 0), (-1, 45), of which arrive (1, 0), (1.5, 0), (0, 3.5), (-41, 0), (0, 45). Again the
+    first has the least score, 0.25 + 13.25, before 0.25 + 14.5: x = (3, 0). Of (1, 1) the first entry is the largest,
+    by its index.
+    """
+    trainer, _ = train_quadratic(
+        [TopK(1)], tmp_path, data=around_one([-80.0, 0.0], [0.0, 90.0]), local_steps=1, max_rounds=2, engine=engine,
+        module=Quadratic(2, lr=0.5), aggregator=Krum(1),
+    )  # fmt: skip
+    assert trainer.server.vector.tolist() == [3.0, 0.0]
+    kept = trainer.store.gather("top-k/error", torch.arange(5))
+    assert kept.tolist() == [[0.0, 1.0], [0.0, -1.0], [0.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]
+
+
+@ENGINES
+def test_median_of_the_shared_part(engine: str, tmp_path: Path) -> None:
+    """A linear codec is decoded for each client: of u the median, of three clients the middle one in each coordinate.
+
+    delta = 0.1 b: (0.4, 0.1), (0.5, -0.1), (0.1, 0.7). The personal part is sent by nobody.
+    """
+    trainer, _ = train_quadratic(
+        [PersonalParameters(["v"])], tmp_path, data=around_one(), local_steps=1, max_rounds=1, engine=engine,
+        module=Split(), aggregator=CoordinateMedian(),
+    )  # fmt: skip
+    assert trainer.server.vector.tolist() == pytest.approx([0.4, 0.1, 0.0], abs=1e-15)
+    assert trainer.ledger.totals["up"] == 3 * 2 * 64
+
+
+def test_what_wants_rows_is_refused_beside_a_subspace_that_clients_follow(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="FLSS and CoordinateMedian have no meaning together"):
+        train_quadratic([FLSS(warmup_rounds=1, rank=1)], tmp_path, aggregator=CoordinateMedian())
+
+
+def test_too_few_participants_are_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`byzantine=2` of Krum needs more than 2 f \+ 2 = 6 participants"):
+        train_quadratic([], tmp_path, aggregator=Krum(2))
+    assert not list(tmp_path.glob("run_*"))

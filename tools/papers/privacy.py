@@ -1,0 +1,99 @@
+"""DP-FedAvg on MNIST-5000 with 1,000 clients: accuracy against epsilon, for three levels of noise and without any.
+
+    python -m tools.papers.privacy --jobs 2
+    python -m tools.papers.privacy --quick     # a look, in about a minute: no results
+
+``configs/dp_fedavg.yaml``: every client takes part in a round with probability 0.1, and its clip follows the median of
+the norms. Epsilon is what the run itself logs, at the delta of the config, for the neighbours of Poisson sampling: a
+client's data is there or not. Each number comes from runs of ``lfl fit``; a seed stands for the partition, the initial
+weights and every draw. The output folder gets the table (CSV, Markdown), and a small result file of every run: a run
+whose settings have a result is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tools import CONFIGS
+from tools.papers.claims import Claim, ordered, publish
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, opened
+from tools.papers.stacks import final, last
+from tools.papers.summaries import mean_and_deviation, three_digits
+from tools.table import Table
+
+Results = Mapping[float, Sequence[Outcome]]  # by noise multiplier
+
+ROUNDS, SEEDS = 100, 3
+NOISES = (0.0, 0.5, 1.0, 2.0)
+ACCURACY, EPSILON, CLIP = "val_acc", "privacy/epsilon", "privacy/clip"
+_NOISE = "trainer.callbacks.init_args.noise_multiplier"
+
+
+def runs_of(seeds: int, rounds: int) -> dict[float, list[Run]]:
+    """All runs, by noise multiplier."""
+    return {
+        noise: [
+            Run("dp_fedavg.yaml", rounds, seed, (ACCURACY, CLIP, *([EPSILON] if noise else [])), ((_NOISE, noise),))
+            for seed in range(seeds)
+        ]
+        for noise in NOISES
+    }
+
+
+def accuracies(outcomes: Sequence[Outcome]) -> list[float]:
+    """Accuracy of each run in percent."""
+    return [100 * final(outcome, ACCURACY) for outcome in outcomes]
+
+
+def tabulate(results: Results, title: str) -> Table:
+    """A line for each level of noise."""
+    table = Table(title, ["noise multiplier", "epsilon", "accuracy %", "clip at the end"])
+    for noise, outcomes in results.items():
+        table.add(
+            f"{noise:g}",
+            three_digits(last(outcomes[0], EPSILON)) if noise else "infinite",
+            mean_and_deviation(accuracies(outcomes)),
+            mean_and_deviation([last(outcome, CLIP) for outcome in outcomes], 2),
+        )
+    table.notes = [
+        "Accuracy on the test set, mean of the last tenth of the evaluations, ± std over seeds. Epsilon of all rounds, "
+        "at the config's delta."
+    ]
+    return table
+
+
+def claims(results: Results) -> list[Claim]:
+    """Decide whether privacy costs accuracy."""
+    values = {f"noise {noise:g}": sum(accuracies(o)) / len(o) for noise, o in sorted(results.items(), reverse=True)}
+    return [ordered("the less noise, the more accurate", values)]
+
+
+def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
+    """Make all runs; show and write the table and what it decides."""
+    rounds = options.rounds or (5 if options.quick else ROUNDS)
+    seeds = options.seeds or (1 if options.quick else SEEDS)
+    runs = runs_of(seeds, rounds)
+    found = laboratory.outcomes(run for group in runs.values() for run in group)
+    results = {noise: [found[run] for run in group] for noise, group in runs.items()}
+    title = f"MNIST-5000, 1,000 clients, each in a round with probability 0.1; {rounds} rounds, {seeds} seed(s)"
+    warning = "A quick look: neither numbers nor claims count." if options.quick else ""
+    publish(laboratory.output, "privacy", "DP-FedAvg", tabulate(results, title), claims(results), warning)
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, CONFIGS)
+    parser.add_argument("--output", type=Path, default=Path("runs/privacy"))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
+    with opened(options, options.output) as laboratory:
+        study(laboratory, options)
+
+
+if __name__ == "__main__":
+    main()
