@@ -3,16 +3,19 @@
 from lfl.callback import FederatedCallback, Gradient
 from lfl.callbacks.client_evaluation import ClientEvaluation
 from lfl.callbacks.diagnostics import Diagnostics
+from lfl.callbacks.fedgen import FedGen
+from lfl.callbacks.fedntd import FedNTD
 from lfl.callbacks.fedsub import FedSub
 from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
 from lfl.callbacks.flss import FLSS
 from lfl.callbacks.hyperbolic import HyperbolicRegularization
 from lfl.callbacks.momentum import ClientMomentum
+from lfl.callbacks.moon import MOON
 from lfl.callbacks.personal import PersonalParameters
 from lfl.callbacks.proximal import Proximal
 from lfl.callbacks.randomk import RandomK
-from lfl.callbacks.sam import SharpnessAware
+from lfl.callbacks.sam import AdaptiveSharpnessAware, SharpnessAware
 from lfl.callbacks.scaffold import Scaffold
 from lfl.callbacks.sign import Sign
 from lfl.callbacks.ssf import SSF
@@ -22,10 +25,14 @@ __all__ = [
     "FLSS",
     "FLSSGD",
     "FLSSVRG",
+    "MOON",
     "SSF",
+    "AdaptiveSharpnessAware",
     "ClientEvaluation",
     "ClientMomentum",
     "Diagnostics",
+    "FedGen",
+    "FedNTD",
     "FedSub",
     "FederatedCallback",
     "Gradient",
