@@ -197,9 +197,7 @@ def test_labels_are_where_the_user_says(tmp_path: Path) -> None:
     torch.testing.assert_close(found, run(1, ragged_data(source=plain), mlp(), "backbone"), rtol=0, atol=1e-13)
     with pytest.raises(ValueError, match=r"`target=1` of FedNTD names no part of a batch, which has: pixels, meta.lab"):
         run(1, ragged_data(source=named), OfDicts(), "inner")
-    with pytest.raises(
-        ValueError, match=r"`target=0` of FedNTD must be class labels, .* and is torch.float64 of shape"
-    ):
+    with pytest.raises(ValueError, match=r"`target=0` of FedNTD must be class labels, .* and is torch.float64 of sh"):
         run(0, ragged_data(source=plain), mlp(), "backbone")
 
 

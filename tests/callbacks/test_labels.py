@@ -18,7 +18,7 @@ def test_labels_are_found_by_place_name_and_path() -> None:
 def test_labels_of_training_examples() -> None:
     data = ragged_data()
     data.setup("fit")
-    indices, sizes = data.client_indices(torch.tensor([3, 0]))
+    indices, _ = data.client_indices(torch.tensor([3, 0]))
     found = read_labels(data, indices, 1, seed=0)
     assert found.shape == indices.shape
     assert torch.equal(found, data.gather(indices)[1])

@@ -9,9 +9,8 @@ def test_its_size_is_the_published_formula() -> None:
     """``(q + C) H + H + 2 H + H d + d``; BatchNorm's statistics come on top."""
     q, classes, hidden, d = 5, 3, 7, 4
     generator = FeatureGenerator(classes, d, noise=q, hidden=hidden)
-    assert (
-        sum(p.numel() for p in generator.parameters()) == (q + classes) * hidden + hidden + 2 * hidden + hidden * d + d
-    )
+    size = (q + classes) * hidden + hidden + 2 * hidden + hidden * d + d
+    assert sum(p.numel() for p in generator.parameters()) == size
     assert sum(b.numel() for b in generator.buffers() if b.is_floating_point()) == 2 * hidden
 
 
