@@ -10,10 +10,12 @@ from worlds import HEAD, mlp, train
 from lfl.callback import (
     FederatedCallback,
     _warn_of_uncalled_hooks,
+    check_features,
     check_gradient,
     check_stack,
     overrides,
     refuse_lossy_codecs,
+    submodule_of,
 )
 from lfl.callbacks import SSF, FedSub, PersonalParameters, Scaffold, Sign
 from lfl.client.layout import ParameterLayout
@@ -204,3 +206,23 @@ def test_lfls_own_callbacks_are_not_warned_of() -> None:
     for stack in METHODS.values():
         for callback in stack():
             _warn_of_uncalled_hooks(callback)
+
+
+def test_a_submodule_by_its_name() -> None:
+    model = mlp()
+    assert submodule_of(model, "backbone.head", "Mine", "head") is model.backbone.head
+    with pytest.raises(
+        ValueError, match=r"^`head=backbone.heat` of Mine names no submodule of Classifier; near it are"
+    ):
+        submodule_of(model, "backbone.heat", "Mine", "head")
+    with pytest.raises(ValueError, match=r"^`head=` of Mine names .* Classifier; it has backbone, backbone.features, "):
+        submodule_of(model, "", "Mine", "head")
+
+
+def test_features_that_are_not_there_are_named_with_their_setting() -> None:
+    callback = FederatedCallback()
+    callback.features = callback.global_features = ("backbone",)
+    check_features(callback, mlp())
+    callback.layer, callback.features = "zzz", ("zzz",)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"^`layer=zzz` of FederatedCallback names no submodule of Classifier; it has"):
+        check_features(callback, mlp())
