@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import Callback
-from torch import Tensor
+from torch import Tensor, nn
 
 from lfl.aggregation import Aggregator, Weighting
 from lfl.arguments import check_choice
@@ -59,6 +59,13 @@ class FederatedCallback(Callback):
     """Names of the submodules of which ``client_loss`` reads the server model's outputs, ``client.global_features``.
 
     This costs one more forward pass per batch.
+    """
+
+    frozen_rows: tuple[str, ...] = ()
+    """Names of those ``cohort.loss_rows`` that are parameters [C, D] of further frozen models, one for each client.
+
+    What ``global_features`` names is read from them as it is from x: ``client.global_features[at_row(row, name)]``, see
+    ``lfl.client.step.at_row``. Each costs one more forward pass per batch.
     """
 
     is_unique: bool = False
@@ -179,7 +186,8 @@ class FederatedCallback(Callback):
 
 _HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
 _ATTRIBUTES = {
-    *("linear", "features", "global_features", "is_unique", "observes", "sends_more", "weighting", "whole_model"),
+    *("linear", "features", "global_features", "frozen_rows", "is_unique", "observes"),
+    *("sends_more", "weighting", "whole_model"),
 }
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
 _DISPATCHED = _HOOKS - _LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
@@ -215,6 +223,37 @@ def check_gradient(owner: FederatedCallback, gradient: Gradient) -> None:
             f"`{type(owner).__name__}.wrap_gradient` must return a function of `(params, step)`, {given}: write "
             "`def corrected(params, step)` and pass `step` on to `gradient(params, step)`."
         ) from None
+
+
+def check_features(owner: FederatedCallback, module: nn.Module) -> None:
+    """Check that the module has the submodules whose outputs ``owner`` reads.
+
+    Raises:
+        ValueError: it lacks one.
+    """
+    for name in dict.fromkeys(owner.features + owner.global_features):
+        setting = next((key for key, value in vars(owner).items() if isinstance(value, str) and value == name), None)
+        submodule_of(module, name, type(owner).__name__, setting or "features")
+
+
+def submodule_of(module: nn.Module, name: str, owner: str, setting: str) -> nn.Module:
+    """The submodule that the user has named.
+
+    Args:
+        module: the user's model.
+        name: of its submodule.
+        owner: who wants it, for the error.
+        setting: the owner's argument.
+
+    Raises:
+        ValueError: there is none.
+    """
+    known: dict[str, nn.Module] = {path: part for path, part in module.named_modules() if path}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, 3, 0.5)
+    advice = f"near it are {', '.join(near)}." if near else f"it has {', '.join(known)}."
+    raise ValueError(f"`{setting}={name}` of {owner} names no submodule of {type(module).__name__}; {advice}")
 
 
 def refuse_lossy_codecs(owner: str, stack: list[FederatedCallback]) -> None:

@@ -79,6 +79,9 @@ def end_cohort(owner: FederatedCallback, cohort: Cohort) -> None:
             raise ValueError(f"`{_name(owner)}.on_cohort_end` uploads {name!r}, which another callback has uploaded.")
         if not isinstance(rows, Tensor) or not rows.dim() or len(rows) != len(cohort):
             check_tensor(owner, "on_cohort_end", f"the upload {name!r}", rows, [len(cohort), "..."])
+        bits = cohort.upload_bits.get(name)
+        if bits is not None:
+            check_tensor(owner, "on_cohort_end", f"the bits of the upload {name!r}", bits, [len(cohort)])
 
 
 def encode(owner: FederatedCallback, cohort: Cohort, payload: Payload) -> Payload:

@@ -222,9 +222,9 @@ class FederatedLoop:
         run.aggregator.add_clients(rows, weights, cohort.places, len(round.clients))
         sent = payload.bits_per_client()
         for name, extra in cohort.uploads.items():
-            dense = run.ledger.bits_of(extra[0])
-            run.ledger.upload(name, Payload(extra, dense))
-            sent = sent + dense
+            payload = Payload(extra, cohort.upload_bits.get(name, run.ledger.bits_of(extra[0])))
+            run.ledger.upload(name, payload)
+            sent = sent + payload.bits_per_client()
             add_to(totals.received, name, extra.sum(dim=0, dtype=torch.float64))
         if cohort.losses is not None:
             totals.losses = cohort.losses.sum() if totals.losses is None else totals.losses + cohort.losses.sum()

@@ -227,6 +227,7 @@ class Cohort:
         losses: the clients' training losses; None if no step computed one (each used a gradient over all examples).
         metrics: sums of what the module and the loss terms log, by name; a ``train/loss`` logged by the module is here.
         uploads: extra payloads [C, n], by name.
+        upload_bits: bits of those that are sent in another form, or by some clients only [C] (int64), by name.
         full_gradient: a function from parameters [A, D] of the first A clients to the gradients [A, D] of their mean
             losses over their whole training sets.
     """
@@ -244,6 +245,7 @@ class Cohort:
     losses: LoggedSum | None = None
     metrics: dict[str, LoggedSum] = field(default_factory=dict)
     uploads: dict[str, Tensor] = field(default_factory=dict)
+    upload_bits: dict[str, Tensor] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
     phases: list[CohortPhase] = field(default_factory=list)
     model: ClientModel = field(init=False, repr=False)
@@ -298,9 +300,17 @@ class Cohort:
         # Callers divide by it: a parameter that nothing trained then has gradient 0, and not 0 / 0.
         return total.where(total > 0, math.inf)
 
-    def upload(self, name: str, rows: Tensor) -> None:
-        """Send an extra payload [C, n]; its sum over the round's clients arrives in ``round.received[name]``."""
+    def upload(self, name: str, rows: Tensor, bits: Tensor | None = None) -> None:
+        """Send an extra payload [C, n]; its sum over the round's clients arrives in ``round.received[name]``.
+
+        Args:
+            name: of the payload.
+            rows: what is sent.
+            bits: what it costs each client [C] (int64); None for the numbers as they are.
+        """
         self.uploads[name] = rows
+        if bits is not None:
+            self.upload_bits[name] = bits
 
     def keep(self, mask: Tensor) -> None:
         """Keep only the clients where ``mask`` [C] (bool, on the CPU) is true, in every tensor of this cohort."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from lfl.aggregation import Aggregator, MeanAggregator
 from lfl.arguments import check_number, fresh_default, lazy_default
 from lfl.building import RunBuilder
-from lfl.callback import FederatedCallback, overrides
+from lfl.callback import FederatedCallback, check_features, overrides
 from lfl.checkpointing import Checkpointing
 from lfl.client.evaluation import Stage
 from lfl.client.foresee import layout_of
@@ -384,6 +384,8 @@ class FederatedTrainer(LightningFacade):
 
     def _client_model(self, model: LightningModule, rounds: int) -> ClientModel:
         terms = [c for c in self.stack if overrides(c, "client_loss")]
+        for callback in terms:
+            check_features(callback, model)
         return ClientModel(
             model,
             autocast=self.fabric.autocast,
@@ -391,6 +393,7 @@ class FederatedTrainer(LightningFacade):
             loss_terms=tuple(c.client_loss for c in terms),
             features=tuple(dict.fromkeys(name for c in terms for name in c.features)),
             global_features=tuple(dict.fromkeys(name for c in terms for name in c.global_features)),
+            frozen_rows=tuple(dict.fromkeys(name for c in terms for name in c.frozen_rows)),
             layout=layout_of(model, rounds),
         )
 

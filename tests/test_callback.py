@@ -11,11 +11,13 @@ from lfl.aggregation import MeanAggregator
 from lfl.callback import (
     FederatedCallback,
     _warn_of_uncalled_hooks,
+    check_features,
     check_gradient,
     check_stack,
     overrides,
     refuse_lossy_codecs,
     settle_weighting,
+    submodule_of,
 )
 from lfl.callbacks import (
     FLSS,
@@ -268,3 +270,21 @@ def test_two_methods_that_are_stated_for_different_weightings() -> None:
         settle_weighting(MeanAggregator(), [Scaffold(), ByExamples()])
     with pytest.raises(ValueError, match="`weighting=clients` of Misspelt must be one of examples, uniform"):
         settle_weighting(MeanAggregator(), [Misspelt()])
+
+
+def test_a_submodule_by_its_name() -> None:
+    model = mlp()
+    assert submodule_of(model, "backbone.head", "Mine", "head") is model.backbone.head
+    with pytest.raises(ValueError, match=r"^`head=backbone.heat` of Mine names no submodule of Classifier; near it"):
+        submodule_of(model, "backbone.heat", "Mine", "head")
+    with pytest.raises(ValueError, match=r"^`head=` of Mine names .* Classifier; it has backbone, backbone.features, "):
+        submodule_of(model, "", "Mine", "head")
+
+
+def test_features_that_are_not_there_are_named_with_their_setting() -> None:
+    callback = FederatedCallback()
+    callback.features = callback.global_features = ("backbone",)
+    check_features(callback, mlp())
+    callback.layer, callback.features = "zzz", ("zzz",)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"^`layer=zzz` of FederatedCallback names no submodule of Classifier; it has"):
+        check_features(callback, mlp())

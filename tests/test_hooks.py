@@ -85,6 +85,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"on_cohort_end": upload((5, 3))},
         r"^`Mine.on_cohort_end`: the upload 'mine' must be a tensor of shape \(2, \.\.\.\), got .* \(5, 3\)\.$",
     ),
+    "on_cohort_end, bits": (
+        {"on_cohort_end": lambda self, cohort: cohort.upload("mine", torch.zeros(2, 1), torch.zeros(3))},
+        r"^`Mine.on_cohort_end`: the bits of the upload 'mine' must be a tensor of shape \(2,\), got .* \(3,\)\.$",
+    ),
     "on_cohort_end, another's upload": (
         {"on_cohort_end": lambda self, cohort: cohort.upload("control", torch.zeros(2, 1))},
         r"^`Mine.on_cohort_end` uploads 'control', which another callback has uploaded\.$",

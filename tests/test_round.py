@@ -152,6 +152,9 @@ def test_what_clients_know_is_what_the_message_holds() -> None:
     assert set(cohort.received) == {"model", "basis"}
     cohort.upload("extra", torch.ones(3, 1))
     assert list(cohort.uploads) == ["extra"]
+    assert cohort.upload_bits == {}
+    cohort.upload("rarely", torch.ones(3, 1), bits=torch.tensor([64, 0, 0]))
+    assert cohort.upload_bits["rarely"].tolist() == [64, 0, 0]
 
 
 def test_sums_over_nobody_are_zero_and_unknown_names_are_said() -> None:

@@ -6,7 +6,9 @@ from lfl.callbacks.client_evaluation import ClientEvaluation
 from lfl.callbacks.diagnostics import Diagnostics
 from lfl.callbacks.feddc import FedDC
 from lfl.callbacks.feddyn import FedDyn
+from lfl.callbacks.fedgen import FedGen
 from lfl.callbacks.fednova import FedNova
+from lfl.callbacks.fedntd import FedNTD
 from lfl.callbacks.fedsub import FedSub
 from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
@@ -14,11 +16,12 @@ from lfl.callbacks.flss import FLSS
 from lfl.callbacks.hyperbolic import HyperbolicRegularization
 from lfl.callbacks.local_noise import LocalNoise
 from lfl.callbacks.momentum import ClientMomentum
+from lfl.callbacks.moon import MOON
 from lfl.callbacks.personal import PersonalParameters
 from lfl.callbacks.privacy import DifferentialPrivacy
 from lfl.callbacks.proximal import Proximal
 from lfl.callbacks.randomk import RandomK
-from lfl.callbacks.sam import SharpnessAware
+from lfl.callbacks.sam import AdaptiveSharpnessAware, SharpnessAware
 from lfl.callbacks.scaffold import Scaffold
 from lfl.callbacks.sign import Sign
 from lfl.callbacks.ssf import SSF
@@ -28,7 +31,9 @@ __all__ = [
     "FLSS",
     "FLSSGD",
     "FLSSVRG",
+    "MOON",
     "SSF",
+    "AdaptiveSharpnessAware",
     "AveragedEvaluation",
     "ClientEvaluation",
     "ClientMomentum",
@@ -36,6 +41,8 @@ __all__ = [
     "DifferentialPrivacy",
     "FedDC",
     "FedDyn",
+    "FedGen",
+    "FedNTD",
     "FedNova",
     "FedSub",
     "FederatedCallback",

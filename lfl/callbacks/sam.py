@@ -1,8 +1,11 @@
-"""FedSAM: sharpness-aware minimization on the clients, which looks for flat minima.
+"""FedSAM and FedASAM: sharpness-aware minimization on the clients, which looks for flat minima.
 
 P. Foret, A. Kleiner, H. Mobahi, B. Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving Generalization",
 ICLR 2021, https://arxiv.org/abs/2010.01412; on clients: Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu, "Generalized
-Federated Learning via Sharpness Aware Minimization", ICML 2022, https://arxiv.org/abs/2206.02618.
+Federated Learning via Sharpness Aware Minimization", ICML 2022, https://arxiv.org/abs/2206.02618. Adaptive: J. Kwon,
+J. Kim, H. Park, I. K. Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural
+Networks", ICML 2021, https://arxiv.org/abs/2102.11600; on clients: D. Caldarola, B. Caputo, M. Ciccone, "Improving
+Generalization in Federated Learning by Seeking Flat Minima", ECCV 2022, https://arxiv.org/abs/2203.11834.
 """
 
 import torch
@@ -31,7 +34,7 @@ class SharpnessAware(FederatedCallback):
     """
 
     def __init__(self, rho: NonNegativeFloat = 0.05) -> None:
-        check_number("SharpnessAware", "rho", rho, least=0)
+        check_number(type(self).__name__, "rho", rho, least=0)
         self.rho = rho
 
     @override
@@ -39,9 +42,10 @@ class SharpnessAware(FederatedCallback):
         before = stack[: stack.index(self)]
         owner = next((type(c).__name__ for c in before if overrides(c, "coordinates")), None)
         if owner is not None and self.rho:
+            own = type(self).__name__
             raise ValueError(
-                f"SharpnessAware climbs along the gradient of the loss, and behind {owner} there are only corrected "
-                f"gradients in coordinates: put SharpnessAware before {owner}."
+                f"{own} climbs along the gradient of the loss, and behind {owner} there are only corrected gradients "
+                f"in coordinates: put {own} before {owner}."
             )
 
     @override
@@ -50,7 +54,7 @@ class SharpnessAware(FederatedCallback):
             metric = federation.model.traits.logged_metrics[0]
             raise ValueError(
                 f"The training step logs the Metric object {metric!r}, which would also count the second pass of "
-                "SharpnessAware: log a number instead."
+                f"{type(self).__name__}: log a number instead."
             )
 
     @override
@@ -60,16 +64,60 @@ class SharpnessAware(FederatedCallback):
         second_pass = extra_pass(cohort, gradient)
 
         def sharpness_aware(params: Tensor, step: LocalStep) -> Tensor:
-            return second_pass(climb(params, gradient(params, step), self.rho), step)
+            return second_pass(self._top(params, gradient(params, step)), step)
 
         return sharpness_aware
+
+    def _top(self, params: Tensor, gradients: Tensor) -> Tensor:
+        """Where the second gradient is taken, for every row [A, D]; may overwrite ``gradients``."""
+        return climb(params, gradients, self.rho)
+
+
+class AdaptiveSharpnessAware(SharpnessAware):
+    """SharpnessAware whose ascent is longer for larger weights: ``y~ = y + rho T^2 g(y) / |T g(y)|``.
+
+    T is diagonal: ``|y_j| + eta`` for weights, 1 for all other parameters (biases, scales under other names), so that
+    scaling a layer's weights up and the next one's down leaves the ascent's effect as it is. Weights are parameters
+    with "weight" in their names, as in the codes of Kwon et al. and Caldarola et al. Otherwise as SharpnessAware.
+
+    Args:
+        rho: length of the ascent step as T measures it, about ten times that of SharpnessAware; 0.5 in the paper.
+        eta: added to the sizes of weights; 0.01 in the paper, 0.2 in Caldarola et al. with rho = 0.7.
+
+    Raises:
+        ValueError: an argument is negative.
+    """
+
+    def __init__(self, rho: NonNegativeFloat = 0.5, eta: NonNegativeFloat = 0.01) -> None:
+        super().__init__(rho)
+        check_number("AdaptiveSharpnessAware", "eta", eta, least=0)
+        self.eta = eta
+
+    @override
+    def on_run_start(self, federation: Federation) -> None:
+        super().on_run_start(federation)
+        layout = federation.layout
+        is_weight = torch.zeros(layout.dim, dtype=torch.bool, device=federation.device)
+        for name, part in layout.slices.items():
+            is_weight[part] = "weight" in name
+        self._is_weight = is_weight
+
+    @override
+    def _top(self, params: Tensor, gradients: Tensor) -> Tensor:
+        sizes = (params.abs() + self.eta).where(self._is_weight, 1.0)
+        return ascent(gradients.mul_(sizes), self.rho).mul_(sizes).add_(params)
 
 
 def climb(params: Tensor, gradients: Tensor, rho: float) -> Tensor:
     """``y + rho g / |g|`` of every row [A, D]; y where g is zero. Overwrites ``gradients``."""
+    return ascent(gradients, rho).add_(params)
+
+
+def ascent(gradients: Tensor, rho: float) -> Tensor:
+    """``rho g / |g|`` of every row [A, D]; zero where g is zero. Overwrites ``gradients``."""
     # Scale the largest entry to one first, so that squares neither underflow nor overflow. In float32: torch's pairwise
     # sum is as accurate as needed here, and on a CPU twenty times as fast as float64.
     largest = torch.maximum(gradients.amax(dim=1, keepdim=True), -gradients.amin(dim=1, keepdim=True))
     gradients.div_(largest.where(largest > 0, 1.0))
     norms = gradients.square().sum(dim=1, keepdim=True).sqrt_()
-    return gradients.mul_((rho / norms).where(norms > 0, 0.0)).add_(params)
+    return gradients.mul_((rho / norms).where(norms > 0, 0.0))

@@ -45,6 +45,7 @@ class ClientModel:
         loss_terms: the callbacks' ``client_loss``, in order.
         features: names of submodules whose outputs the loss terms read.
         global_features: names of submodules whose outputs at x they read.
+        frozen_rows: names of the rows of parameters at which they read them, too.
         layout: where each parameter lies in a vector [D]; None for those that are trainable now.
 
     Attributes:
@@ -59,6 +60,7 @@ class ClientModel:
         loss_terms: tuple[LossTerm, ...] = (),
         features: tuple[str, ...] = (),
         global_features: tuple[str, ...] = (),
+        frozen_rows: tuple[str, ...] = (),
         layout: ParameterLayout | None = None,
     ) -> None:
         self.module, self.autocast, self.convert = module, autocast, convert
@@ -68,7 +70,7 @@ class ClientModel:
         self.traits = StepTraits()
         self._metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._loss_terms = loss_terms
-        self._options = autocast, convert, loss_terms, features, global_features  # for a copy
+        self._options = autocast, convert, loss_terms, features, global_features, frozen_rows  # for a copy
         self._features: dict[str, Tensor] = {}
         self._wanted: set[str] = set()  # a pass ends as soon as these features are there; empty to let it run
         self._parts = list(module.modules())
@@ -84,7 +86,7 @@ class ClientModel:
         self._frozen: frozenset[str] = frozenset()  # parameters without a gradient in this phase
         self._receiving, self._receiving_names = self.parameters, list(self.layout.names)
         self.missing: list[str] = []  # parameters that the last loss did not reach
-        self.global_feature_names = global_features
+        self.global_feature_names, self._frozen_rows = global_features, frozen_rows
         for name in dict.fromkeys(features + global_features):
             self._capture(name)
 
@@ -285,18 +287,26 @@ class ClientModel:
         """The module's own parameters as one vector [D], with gradient."""
         return torch.cat([p.reshape(-1) for p in self.parameters])
 
-    def _forward(self, params: Tensor, inputs: tuple[Any, ...]) -> Any:
-        """The module's ``forward`` at ``params`` [D]."""
-        return functional_call(self.module, self.layout.views(params), inputs)
+    def _forward(self, params: Tensor, inputs: tuple[Any, ...], part: str) -> Any:
+        """The ``forward`` of a submodule, or of the module where ``part`` is empty, at ``params`` [D]."""
+        views = self.layout.views(params)
+        if part:
+            prefix = f"{part}."
+            views = {name.removeprefix(prefix): v for name, v in views.items() if name.startswith(prefix)}
+        return functional_call(self.module.get_submodule(part), views, inputs)
+
+    def frozen_rows_in(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the loss terms' ``rows`` that are parameters of frozen models [G, D], by name."""
+        return {name: rows[name] for name in self._frozen_rows if name in rows}
 
     @torch.no_grad()
     def global_features(self, batch: Batch, key: Tensor, anchor: Tensor | None) -> dict[str, Tensor]:
-        """Outputs of the submodules named in ``global_features`` on one client's batch at x, in evaluation mode.
+        """Outputs of the submodules named in ``global_features`` on one client's batch, in evaluation mode.
 
         Args:
             batch: one batch, without a cohort dimension.
             key: the key of its random draws in this step.
-            anchor: x [D] for a functional call; None to use the module as it is bound.
+            anchor: where: x, or another frozen model [D], for a functional call; None to use the module as it is bound.
 
         Raises:
             ValueError: the training step logs a Metric object, which would count this pass too.

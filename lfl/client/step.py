@@ -17,7 +17,8 @@ class Extras(NamedTuple):
     """What the loss terms use besides batch and parameters; one row a client, so that vmap maps over it.
 
     Attributes:
-        global_features: outputs of submodules at x on the batch, without gradient, by name.
+        global_features: outputs of submodules at x on the batch, without gradient, by name; at another frozen model, by
+            ``at_row``.
         rows: ``cohort.loss_rows``, by name.
     """
 
@@ -26,6 +27,11 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras({}, {})
+
+
+def at_row(row: str, submodule: str) -> str:
+    """The name among the global features of what a submodule gives at the parameters in a row (``frozen_rows``)."""
+    return f"{row}:{submodule}"
 
 
 class StepInput(NamedTuple):
@@ -78,7 +84,7 @@ class StepBatch(NamedTuple):
         plan: which clients, and which examples.
         batch: a nest of tensors ``[G, b, ...]``.
         keys: one key per client for the random operations of this step [G].
-        features: outputs of submodules at x on the batch ``[G, b, ...]``, by name.
+        features: outputs of submodules at x, and at other frozen models, on the batch ``[G, b, ...]``, by name.
     """
 
     plan: BatchPlan
@@ -134,7 +140,8 @@ class ClientStep:
         params: the client's parameters [D], with gradient.
         anchor: x, the model it started from [D], without gradient.
         features: outputs of the submodules named in the callbacks' ``features``, by name.
-        global_features: outputs at x of those named in ``global_features``, on the same batch, without gradient.
+        global_features: outputs at x of those named in ``global_features``, on the same batch, without gradient; at
+            other frozen models (``frozen_rows``), by ``at_row``.
         rows: this client's rows of ``cohort.loss_rows``.
     """
 
@@ -146,7 +153,7 @@ class ClientStep:
         features: dict[str, Tensor],
         extras: Extras,
         params: Callable[[], Tensor],
-        forward: Callable[[Tensor, tuple[Any, ...]], Any],
+        forward: Callable[[Tensor, tuple[Any, ...], str], Any],
         log: Callable[[str, Tensor], None],
     ) -> None:
         self.batch = batch
@@ -166,14 +173,14 @@ class ClientStep:
         """Log a scalar of this batch, as the module's ``self.log`` does."""
         self._log(name, value)
 
-    def call(self, *inputs: Any) -> Any:
-        """The module's ``forward`` at ``params``."""
-        return self._forward(self.params, inputs)
+    def call(self, *inputs: Any, part: str = "") -> Any:
+        """The ``forward`` of the module, or of its submodule ``part``, at ``params``."""
+        return self._forward(self.params, inputs, part)
 
-    def call_global(self, *inputs: Any) -> Any:
-        """The module's ``forward`` at x: frozen, without gradient."""
+    def call_global(self, *inputs: Any, part: str = "") -> Any:
+        """The ``forward`` of the module, or of its submodule ``part``, at x: frozen, without gradient."""
         with torch.no_grad():
-            return self._forward(self.anchor, inputs)
+            return self._forward(self.anchor, inputs, part)
 
 
 LossTerm = Callable[[ClientStep, Tensor], Tensor]

@@ -6,7 +6,7 @@ import itertools
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -17,7 +17,7 @@ from lfl.callback import FederatedCallback, Gradient, check_gradient, overrides
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer, may_change
 from lfl.client.rates import LearningRates
-from lfl.client.schedule import Padding
+from lfl.client.schedule import BatchPlan, Padding
 from lfl.client.step import LocalStep, StepBatch, StepFunction, StepInput, StepResult
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
@@ -27,6 +27,7 @@ from lfl.engine.gradient import in_coordinates, loss_gradient, note_clients
 from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
+from lfl.engine.plain import frozen_features
 from lfl.engine.watch import StepFailure, StepWatch
 from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
@@ -119,7 +120,7 @@ class LocalEngine(ABC):
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
         self._feed = BatchFeed(model, data, work, seed)
-        self.frozen = FrozenModel(model, data.batch_size, self.global_features)
+        self.frozen = FrozenModel(model, data.batch_size, self._read_features)
 
     # -- what engines implement -----------------------------------------------------------------------------------
 
@@ -136,8 +137,8 @@ class LocalEngine(ABC):
         """``pure_step`` in the way that is fastest without a recording."""
 
     @abstractmethod
-    def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        """Compute the features of the server's model x (``anchor``) that loss terms read; only if some do."""
+    def _read_features(self, batch: Any, keys: Tensor, params: Tensor) -> dict[str, Tensor]:
+        """Compute what loss terms read of a frozen model, x [D], or of one for each client [G, D]; only if some do."""
 
     @abstractmethod
     def order(self, ids: Tensor, num_steps: Tensor, sizes: Tensor) -> Tensor:
@@ -186,15 +187,20 @@ class LocalEngine(ABC):
         self._whole_step = traced()
         self.compiles, self._patience = compile, patience
 
-    def global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        """Outputs ``[G, b, ...]`` of x's submodules on the batches of G clients, by name; empty if no loss reads any.
+    def global_features(
+        self, batch: Any, keys: Tensor, anchor: Tensor, rows: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """What loss terms read of frozen models on the batches of G clients, ``[G, b, ...]`` by name; empty if nothing.
 
         Args:
             batch: a nest of tensors ``[G, b, ...]``.
             keys: one key per client [G].
             anchor: x [D].
+            rows: those of the loss terms [G, ...], among which there may be further frozen models.
         """
-        return self._global_features(batch, keys, anchor) if self.model.global_feature_names else {}
+        if not self.model.global_feature_names:
+            return {}
+        return frozen_features(self.model, anchor, rows or {}, lambda params: self._read_features(batch, keys, params))
 
     def start_round(self) -> None:
         """Build optimizers anew where the module's hooks may have changed what ``configure_optimizers`` returns."""
@@ -353,10 +359,14 @@ class LocalEngine(ABC):
             for plan, batch, features in plans:
                 batch_keys = step_keys[plan.rows]
                 if features is None:  # once a step, however many gradients callbacks ask for
-                    features = self.global_features(batch, batch_keys, server)
+                    features = self._global_features(cohort, plan, batch, batch_keys)
                 step_batches.append(StepBatch(plan, batch, batch_keys, features))
             active = step_batches[0].plan.active
             yield LocalStep(number, phase.index, active, server, step_batches, cohort.loss_rows, logs.add)
+
+    def _global_features(self, cohort: Cohort, plan: BatchPlan, batch: Any, keys: Tensor) -> dict[str, Tensor]:
+        rows = {name: rows[plan.rows] for name, rows in self.model.frozen_rows_in(cohort.loss_rows).items()}
+        return self.global_features(batch, keys, cohort.round.server, rows)
 
     def _take_step(self, cohort: Cohort, phase: CohortPhase, gradient: Gradient, step: LocalStep) -> None:
         """Take one step: gradient, corrections, clipping, optimizer, in this order."""
@@ -459,7 +469,8 @@ class LocalEngine(ABC):
         with self.model.recording(), self.model.training_only(self.model.names_of(["*"])):
             for plan, batch in self._feed.of_all_examples(cohort, count, keys):
                 batch_keys = fold(keys[plan.rows], plan.step)
-                step_batch = StepBatch(plan, batch, batch_keys, self.global_features(batch, batch_keys, server))
+                features = self._global_features(cohort, plan, batch, batch_keys)
+                step_batch = StepBatch(plan, batch, batch_keys, features)
                 # Without `log`: this pass is not training, and its losses must not be logged as such.
                 step = LocalStep(plan.step, 0, count, server, [step_batch], cohort.loss_rows)
                 result = self._whole_step(params[plan.rows], step.input_of(step_batch))

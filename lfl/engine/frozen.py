@@ -1,4 +1,4 @@
-"""Features of the server's model, which loss terms read: one pass for many batches, if examples are independent."""
+"""Features of frozen models, which loss terms read: one pass for many batches, if examples are independent."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lfl.client.model import ClientModel
 from lfl.client.schedule import BatchPlan
+from lfl.client.step import at_row
 from lfl.round import Cohort
 
 _JOINT_EXAMPLES = 256  # that go through the model in one pass
@@ -18,16 +19,16 @@ Features = dict[str, Tensor]
 
 
 class FrozenModel:
-    """Reads features of the model at x, ahead of the steps that need them.
+    """Reads features of the model at x, and at the clients' own frozen rows, ahead of the steps that need them.
 
     The model at x is the same for all clients and steps, so that their examples may go through it together, unless it
     draws random numbers, has statistics that training changes, or lets examples see each other. The last is found by
-    trying, once.
+    trying, once. The model in a client's row is the same for all its steps, whose examples go through it together.
 
     Args:
         model: a probed model.
         batch_size: of the clients.
-        alone: the pass for one step, from a batch ``[G, b, ...]``, keys [G] and x [D] to outputs ``[G, b, ...]``.
+        alone: a pass, from a batch ``[G, b, ...]``, keys [G] and x [D], or rows [G, D], to outputs ``[G, b, ...]``.
 
     Attributes:
         is_joint: whether batches are read together; None as long as that is not known.
@@ -77,8 +78,28 @@ class FrozenModel:
             plan, batch = some[0]
             alone = self._alone(batch, keys[plan.rows], cohort.round.server)
             self.is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
-            return of_batches if self.is_joint else [None] * len(some)
+            if not self.is_joint:
+                return [None] * len(some)
+        for name, rows in self._model.frozen_rows_in(cohort.loss_rows).items():
+            for found, own in zip(of_batches, self._read_rows(rows, keys, some), strict=True):
+                found |= {at_row(name, submodule): value for submodule, value in own.items()}
         return of_batches
+
+    def _read_rows(self, rows: Tensor, keys: Tensor, some: list[tuple[BatchPlan, Any]]) -> Iterator[Features]:
+        """The features of some batches at the clients' own models, rows [C, D]; one pass for those of equal clients."""
+        for _, group in itertools.groupby(some, key=lambda item: _clients_of(item[0])):
+            plans, batches = zip(*group, strict=True)
+            picked = plans[0].rows
+            joined = tree_map(lambda *parts: torch.cat(parts, dim=1), *batches)
+            features = self._alone(joined, keys[picked], rows[picked])
+            widths = [plan.indices.shape[1] for plan in plans]
+            parts = {name: value.split(widths, dim=1) for name, value in features.items()}
+            yield from ({name: part[index] for name, part in parts.items()} for index in range(len(plans)))
+
+
+def _clients_of(plan: BatchPlan) -> tuple[int, ...]:
+    """What batches have in common whose clients are known to be the same without looking at a device."""
+    return (plan.rows.start, plan.rows.stop) if isinstance(plan.rows, slice) else (id(plan),)
 
 
 def _are_alike(some: list[tuple[BatchPlan, Any]]) -> bool:

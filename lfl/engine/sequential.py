@@ -60,8 +60,8 @@ class SequentialEngine(LocalEngine):
         return result._replace(logs={name: value.unsqueeze(0) for name, value in result.logs.items()})
 
     @override
-    def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        return plain_features(self.model, batch, keys, anchor)
+    def _read_features(self, batch: Any, keys: Tensor, params: Tensor) -> dict[str, Tensor]:
+        return plain_features(self.model, batch, keys, params)
 
     @override
     def place(self, cohort: Cohort) -> None:

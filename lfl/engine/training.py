@@ -269,7 +269,7 @@ class LocalTraining:
         try:
             with self._generators.kept(), model.recording(), model.training_only(trained):
                 for params, input in itertools.islice(steps, _TRIED):
-                    features = engine.global_features(input.batch, input.keys, input.anchor)
+                    features = engine.global_features(input.batch, input.keys, input.anchor, input.extras.rows)
                     input = input._replace(extras=input.extras._replace(global_features=features))
                     for _ in range(2):  # what is recorded at the first call is replayed at the second
                         result = engine.step_functions[sample.phase](params, input)

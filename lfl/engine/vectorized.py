@@ -47,8 +47,8 @@ class VectorizedEngine(LocalEngine):
         return self.pure_step(params, input)
 
     @override
-    def _global_features(self, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-        return vectorized_features(self.model, batch, keys, anchor)
+    def _read_features(self, batch: Any, keys: Tensor, params: Tensor) -> dict[str, Tensor]:
+        return vectorized_features(self.model, batch, keys, params)
 
     @override
     def place(self, cohort: Cohort) -> None:
@@ -69,11 +69,12 @@ def vectorized_step(model: ClientModel, params: Tensor, input: StepInput) -> Ste
     return StepResult(gradients, losses.detach(), logs)
 
 
-def vectorized_features(model: ClientModel, batch: Any, keys: Tensor, anchor: Tensor) -> dict[str, Tensor]:
-    """Features of x (``anchor``) on the batches of G clients ``[G, b, ...]``, under vmap."""
-    features: dict[str, Tensor] = vmap(
-        lambda batch, key: model.global_features(batch, key, anchor), randomness="error"
-    )(without_riders(batch), keys)
+def vectorized_features(model: ClientModel, batch: Any, keys: Tensor, params: Tensor) -> dict[str, Tensor]:
+    """Features of frozen models, x [D] or one for each client [G, D], on the batches of G clients, under vmap."""
+    in_dims = (0, 0, None if params.dim() == 1 else 0)
+    features: dict[str, Tensor] = vmap(model.global_features, in_dims, randomness="error")(
+        without_riders(batch), keys, params
+    )
     return features
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from lfl.client.model import ClientModel
 from lfl.client.step import Extras, StepInput, StepResult
-from lfl.engine.plain import plain_features, plain_step
+from lfl.engine.plain import frozen_features, plain_features, plain_step
 from lfl.randomness import uniform
 
 _COMPARED = 3  # clients of a batch
@@ -92,8 +92,11 @@ class Witness:
         model = self._model
         with model.recording(), model.training_only(self._trained):
             if model.global_feature_names:
-                features = plain_features(model, input.batch, input.keys, input.anchor)
-                input = input._replace(extras=Extras(features, input.extras.rows))
+                rows = input.extras.rows
+                features = frozen_features(
+                    model, input.anchor, rows, lambda at: plain_features(model, input.batch, input.keys, at)
+                )
+                input = input._replace(extras=Extras(features, rows))
             gradients, losses, logs = plain_step(model, params.clone().unsqueeze(0), input)
         return _Result(gradients[0], losses[0], logs)
 

@@ -4,8 +4,19 @@ from lfl.models.backbone import Backbone
 from lfl.models.causal_lm import CausalLM
 from lfl.models.classifier import Classifier
 from lfl.models.cnn import McMahanCNN
+from lfl.models.feature_generator import FeatureGenerator
 from lfl.models.lenet import LeNet5
 from lfl.models.mlp import MLP
 from lfl.models.resnet import CifarResNet, ResNet
 
-__all__ = ["MLP", "Backbone", "CausalLM", "CifarResNet", "Classifier", "LeNet5", "McMahanCNN", "ResNet"]
+__all__ = [
+    "MLP",
+    "Backbone",
+    "CausalLM",
+    "CifarResNet",
+    "Classifier",
+    "FeatureGenerator",
+    "LeNet5",
+    "McMahanCNN",
+    "ResNet",
+]

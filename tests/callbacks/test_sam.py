@@ -1,5 +1,6 @@
-"""FedSAM: where the second gradient is taken, what it leaves alone, and steps followed by hand."""
+"""FedSAM and FedASAM: where the second gradient is taken, what it leaves alone, and steps followed by hand."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from worlds import Quadratic, Rounds, cnn, mlp, train, train_quadratic
 
-from lfl.callbacks import SSF, ClientMomentum, Scaffold, SharpnessAware
+from lfl.callbacks import SSF, AdaptiveSharpnessAware, ClientMomentum, Scaffold, SharpnessAware
 from lfl.callbacks.sam import climb
 from lfl.models import Classifier
 from lfl.subspace import CoordinateSubspace, IdentitySubspace
@@ -156,3 +157,54 @@ def test_momentum_behind_it_mixes_the_second_gradient(tmp_path: Path) -> None:
     trainer, _ = train_quadratic([SharpnessAware(0.2), ClientMomentum(0.5)], tmp_path, **options)
     assert trainer.server.vector.tolist() == pytest.approx([-0.978705], abs=1e-13)
     assert trainer.stack[1].momentum.tolist() == pytest.approx([2.846025], abs=1e-12)
+
+
+class Plane(LightningModule):
+    """``1/2 |w - b_i|^2 + 1/2 (c - 2)^2``, with a weight w [2] and a bias c."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.layer.weight.data.copy_(torch.tensor([[2.0, -1.0]]))
+        self.layer.bias.data.zero_()
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        weight, bias = self.layer.weight, self.layer.bias
+        return 0.5 * (weight - batch[1]).square().sum(dim=-1).mean() + 0.5 * (bias - 2.0).square().sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_adaptive_step_by_hand(engine: str, tmp_path: Path) -> None:
+    """w = (2, -1), b = (-1, 3), c = 0, eta = 0.5: g = (3, -4, -2), T = (2.5, 1.5, 1), T g = (7.5, -6, -2).
+
+    y~ - y = 0.7 T^2 g / |T g| = 0.7 (18.75, -9, -2) / sqrt(96.25), and g~ = g + y~ - y.
+    """
+    stack, data = [AdaptiveSharpnessAware(0.7, eta=0.5)], quadratic_data([[1.0, 1.0]], [[-1.0, 3.0]])
+    options = {"max_rounds": 1, "local_steps": 1, "module": Plane(), "data": data, "engine": engine}
+    trainer, _ = train_quadratic(stack, tmp_path, **options)
+    pairs = zip((2.0, -1.0, 0.0), (3.0, -4.0, -2.0), (18.75, -9.0, -2.0), strict=True)
+    expected = [y - 0.1 * (g + 0.7 * climbed / math.sqrt(96.25)) for y, g, climbed in pairs]
+    assert trainer.server.vector.tolist() == pytest.approx(expected, abs=1e-14)
+
+
+def test_without_weights_the_adaptive_step_is_that_of_sam(tmp_path: Path) -> None:
+    """The quadratics' parameter is no weight by its name."""
+    runs = [train_quadratic([c(0.3)], tmp_path)[0] for c in (SharpnessAware, AdaptiveSharpnessAware)]
+    torch.testing.assert_close(runs[1].server.vector, runs[0].server.vector, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_adaptive_step_of_length_zero_is_fedavg_to_the_bit(engine: str, tmp_path: Path) -> None:
+    stacks: list[Any] = [[], [AdaptiveSharpnessAware(0.0)]]
+    runs = [train(stack, tmp_path, cnn(dropout=0.3), engine=engine) for stack in stacks]
+    assert torch.equal(runs[0].server.vector, runs[1].server.vector)
+
+
+def test_the_adaptive_step_is_named_where_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="put AdaptiveSharpnessAware before SSF"):
+        train([SSF(IdentitySubspace()), AdaptiveSharpnessAware()], tmp_path)
+    with pytest.raises(ValueError, match=r"`eta=-1.0` of AdaptiveSharpnessAware"):
+        AdaptiveSharpnessAware(eta=-1.0)

@@ -3,7 +3,7 @@
 import torch
 
 from lfl.client.schedule import BatchPlan
-from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LocalStep, StepBatch, StepInput
+from lfl.client.step import NO_EXTRAS, ClientStep, Extras, LocalStep, StepBatch, StepInput, at_row
 
 X, KEYS = torch.zeros(3), torch.tensor([7, 8])
 
@@ -35,9 +35,21 @@ def test_a_term_joins_parameters_once_and_reads_x_without_gradient() -> None:
         return torch.full((3,), 2.0, requires_grad=True)
 
     extras = Extras({"layer": torch.ones(1)}, {"row": torch.zeros(1)})
-    client = ClientStep(None, X, {}, extras, params, lambda p, inputs: (p * inputs[0]).sum(), lambda *_: None)
+    parts: list[str] = []
+
+    def forward(params: torch.Tensor, inputs: tuple[float], part: str) -> torch.Tensor:
+        parts.append(part)
+        return (params * inputs[0]).sum()
+
+    client = ClientStep(None, X, {}, extras, params, forward, lambda *_: None)
     assert client.call(5.0).item() == 30.0
     assert client.call(1.0).requires_grad
     assert len(asked) == 1
-    assert not client.call_global(5.0).requires_grad
+    assert not client.call_global(5.0, part="head").requires_grad
+    assert parts == ["", "", "head"]
     assert (client.global_features, client.rows) == tuple(extras)
+
+
+def test_features_of_rows_have_names_that_submodules_have_not() -> None:
+    assert at_row("moon/previous", "backbone.features") == "moon/previous:backbone.features"
+    assert at_row("a", "layer") != at_row("b", "layer") != "layer"

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from contract.methods import fedmrur
 from torch import Tensor, nn
-from worlds import (
-    Bystander,
-    cnn,
-    train,
-)
+from worlds import Bystander, batch_norm, cnn, even_data, train
 
+from lfl.client.step import at_row
+from lfl.engine.frozen import FrozenModel
 from lfl.models import CifarResNet, Classifier
+from lfl.participation import FixedParticipation
 
 
 class Watch(Bystander):
@@ -74,3 +74,74 @@ def test_a_network_that_compares_examples_sees_each_batch_alone(tmp_path: Path) 
     train([watch, *fedmrur()], tmp_path, Classifier(Centred()), max_rounds=1)
     assert watch.passes == watch.steps + 1 + 1 > 10  # the joint pass, and the one it was compared with
     assert watch.furthest == 0.0
+
+
+class Rows(Bystander):
+    """Every client has a frozen model of its own, and how far what is read of it is from its forward is kept."""
+
+    global_features = ("backbone",)
+    frozen_rows = ("mine",)
+
+    def __init__(self) -> None:
+        self.furthest, self.compared, self.passes, self.steps = 0.0, 0, 0, 0
+
+    def on_cohort_start(self, cohort) -> None:
+        draws = torch.Generator().manual_seed(int(cohort.ids[0]))
+        noise = torch.randn(cohort.values.shape, generator=draws, dtype=torch.float64)
+        cohort.loss_rows["mine"] = cohort.round.server + 0.1 * noise
+        self.steps += int(cohort.num_steps.max())
+
+    def client_loss(self, client, loss):
+        found = client.global_features.get(at_row("mine", "backbone"))
+        if found is None:  # in the trials before a run
+            return loss
+        assert not found.requires_grad
+        return loss + 0.01 * (client.features["backbone"] - found).square().mean()
+
+    features = ("backbone",)
+
+    def wrap_gradient(self, cohort, gradient):
+        def compared(params, step):
+            for part in step.batches:
+                rows = cohort.loss_rows["mine"][part.plan.rows]
+                for row, x, y in zip(rows, part.batch[0], part.features[at_row("mine", "backbone")], strict=True):
+                    module = self.run.model.module.eval()
+                    views = self.run.layout.views(row)
+                    expected = torch.func.functional_call(module, views, (x,))
+                    module.train()
+                    self.furthest = max(self.furthest, float((expected - y).abs().max()))
+                    self.compared += 1
+            return gradient(params, step)
+
+        return compared
+
+
+@pytest.mark.parametrize(("engine", "size"), [("sequential", 1), ("vectorized", 3), ("vectorized", 1)])
+def test_rows_are_read_at_the_clients_own_parameters(engine: str, size: int, tmp_path: Path) -> None:
+    rows = Rows()
+    train([rows], tmp_path, cnn(), engine=engine, cohort_size=size)
+    assert rows.compared > 50
+    assert rows.furthest < 1e-13
+
+
+def test_rows_of_a_model_with_statistics_are_read_at_each_step(tmp_path: Path) -> None:
+    rows = Rows()
+    participation = FixedParticipation([[0, 2]])
+    train([rows], tmp_path, batch_norm(), even_data(5), participation=participation, max_rounds=1)
+    assert rows.furthest < 1e-13
+    assert rows.compared == rows.steps
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_rows_that_are_read_wrongly_are_found_out(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of round 1 is compared with one client alone; the run goes on batch by batch, to the same numbers."""
+    expected = train([Rows()], tmp_path, cnn(), engine=engine).server.vector
+    read = FrozenModel._read_rows
+
+    def doubled(*args):
+        return ({name: 2 * value for name, value in features.items()} for features in read(*args))
+
+    monkeypatch.setattr(FrozenModel, "_read_rows", doubled)
+    with pytest.warns(UserWarning, match="reads the features of the global model batch by batch"):
+        found = train([Rows()], tmp_path, cnn(), engine=engine).server.vector
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -39,10 +39,14 @@ from typing_extensions import override
 
 from lfl import models
 from lfl.callbacks import (
+    MOON,
+    AdaptiveSharpnessAware,
     ClientMomentum,
     FedDC,
     FedDyn,
     FederatedCallback,
+    FedGen,
+    FedNTD,
     HyperbolicRegularization,
     PersonalParameters,
     Proximal,
@@ -73,6 +77,10 @@ STACKS: dict[str, Callable[[], list[FederatedCallback]]] = {
     "FedDC": lambda: [FedDC(0.1)],
     "ClientMomentum": lambda: [ClientMomentum(0.1)],
     "SharpnessAware": lambda: [SharpnessAware(0.05)],
+    "AdaptiveSharpnessAware": lambda: [AdaptiveSharpnessAware(0.5)],
+    "MOON": lambda: [MOON("backbone.features")],
+    "FedNTD": lambda: [FedNTD()],
+    "FedGen": lambda: [FedGen(server_steps=1)],
     "HyperbolicRegularization": lambda: [HyperbolicRegularization("backbone.features")],
     "SharpnessAware + HyperbolicRegularization": lambda: [
         HyperbolicRegularization("backbone.features"),
