@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import Callback
@@ -89,6 +90,9 @@ class FederatedCallback(Callback):
     whole_model: bool = False
     """Whether all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
 
+    batches_per_step: int = 1
+    """How many independent batches a local step has: ``step.other(1)`` is the same step on the second of them."""
+
     # -- before a run -------------------------------------------------------------------------------------------------
 
     def check(self, layout: ParameterLayout) -> None:
@@ -128,6 +132,13 @@ class FederatedCallback(Callback):
 
     def on_cohort_start(self, cohort: Cohort) -> None:
         """Prepare a cohort before its first step: gather client state into ``cohort.rows``, change the start."""
+
+    def change_batch(self, cohort: Cohort, rows: slice | Tensor, batch: Any) -> Any:
+        """Return the batch ``[G, b, ...]`` of the clients ``cohort.ids[rows]``, changed: what they train on.
+
+        A nest of tensors of the same shapes; not changed in place. Evaluations see the data as it is.
+        """
+        return batch
 
     def client_loss(self, client: ClientStep, loss: Tensor) -> Tensor:
         """Return the loss of one client with a term added. Tensors have no cohort dimension here: vmap adds it."""
@@ -186,7 +197,7 @@ class FederatedCallback(Callback):
 
 _HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
 _ATTRIBUTES = {
-    *("linear", "features", "global_features", "frozen_rows", "is_unique", "observes"),
+    *("batches_per_step", "linear", "features", "global_features", "frozen_rows", "is_unique", "observes"),
     *("sends_more", "weighting", "whole_model"),
 }
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
@@ -203,6 +214,14 @@ _PARTNERS = {
 def overrides(callback: FederatedCallback, hook: str) -> bool:
     """Return whether ``callback`` implements ``hook``."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+
+
+def keeps_parameters(callback: FederatedCallback) -> bool:
+    """Return whether ``callback`` keeps parameters of the model on the clients.
+
+    Who has models of the clients' own beside a model that is shared as a whole says so by ``whole_model``.
+    """
+    return overrides(callback, "personalize") and not callback.whole_model
 
 
 def check_gradient(owner: FederatedCallback, gradient: Gradient) -> None:
@@ -326,11 +345,16 @@ def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_fro
             raise ValueError(f"`callbacks` has two {kind.__name__}, which would get into each other's way: use one.")
     # First pairs that never fit; the callbacks' own checks below name pairs that fit in another order or with other
     # arguments, which would be bad advice for the former.
-    personal = [type(c).__name__ for c in stack if overrides(c, "personalize")]
+    personal = [type(c).__name__ for c in stack if keeps_parameters(c)]
     whole = [type(c).__name__ for c in stack if c.whole_model]
     if personal and whole:
         raise ValueError(
             f"{personal[0]} and {whole[0]} have no meaning together: {whole[0]} needs all parameters to be shared."
+        )
+    deciding = [type(c).__name__ for c in stack if overrides(c, "personalize")]
+    if len(deciding) > 1:
+        raise ValueError(
+            f"{' and '.join(deciding)} both say what a client's own model is; a stack can have one such callback."
         )
     for callback in stack:
         _check_hooks(callback)

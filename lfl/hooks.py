@@ -26,6 +26,14 @@ class NonFiniteUpdateError(RuntimeError):
 # -- one client and cohort ------------------------------------------------------------------------------------------
 
 
+def change_batch(owner: FederatedCallback, cohort: Cohort, rows: slice | Tensor, batch: Any) -> Any:
+    """Call ``change_batch``; raises ValueError if it returned nothing."""
+    changed = owner.change_batch(cohort, rows, batch)
+    if changed is None:
+        raise ValueError(f"`{_name(owner)}.change_batch` must return the batch, got None.")
+    return changed
+
+
 def checked_gradient(owner: FederatedCallback, gradient: Gradient) -> Gradient:
     """Return ``gradient``, which ``wrap_gradient`` of ``owner`` returned, with a check of what its first call returns.
 

@@ -131,17 +131,14 @@ class Run(Federation):
     @override
     def personal_models(self, ids: Tensor) -> Tensor:
         params = self.server.vector.repeat(len(ids), 1)
-        for callback in self._personalizing:
-            hooks.personalize(callback, ids, params)
+        for callback in self.callbacks:
+            if overrides(callback, "personalize"):
+                hooks.personalize(callback, ids, params)
         return params
 
     @override
     def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:
-        return EngineFineTuner(self.training, phases, self._personalizing, self.server, self.rates)
-
-    @property
-    def _personalizing(self) -> list[FederatedCallback]:
-        return [callback for callback in self.callbacks if overrides(callback, "personalize")]
+        return EngineFineTuner(self.training, phases, self.server, self.rates)
 
     def start_callbacks(self) -> None:
         """Let callbacks make their state and declare slots, before a checkpoint is loaded."""

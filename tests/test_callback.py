@@ -50,6 +50,17 @@ class Whole(FederatedCallback):
     whole_model = True
 
 
+class Owning(Whole):
+    """Clients have models of their own beside the shared one."""
+
+    def personalize(self, ids, params):
+        params.zero_()
+
+
+class Other(Owning):
+    pass
+
+
 class Choosy(FederatedCallback):
     def check(self, layout: ParameterLayout) -> None:
         raise ValueError(f"D={layout.dim}")
@@ -85,6 +96,8 @@ def test_a_hook_is_there_if_some_class_of_ones_own_has_it() -> None:
         ([SSF(), FedSub()], "SSF and FedSub both want the local optimizer to run on their own coordinates"),
         ([Unique(), Scaffold(), Unique()], "`callbacks` has two Unique, which would get into each other's way"),
         ([Whole(), PersonalParameters(HEAD)], "PersonalParameters and Whole have no meaning together"),
+        ([Owning(), Other()], "Owning and Other both say what a client's own model is"),
+        ([Owning(), PersonalParameters(HEAD)], "PersonalParameters and Owning have no meaning together"),
         ([Choosy()], "D=832"),
     ],
 )
@@ -95,6 +108,7 @@ def test_stacks_that_do_not_go_together(stack: list[FederatedCallback], message:
 
 def test_stacks_that_do() -> None:
     check_stack([Unique(), Whole(), Scaffold(), Sign()], LAYOUT, has_frozen_phases=True)
+    check_stack([Owning(), Whole()], LAYOUT, has_frozen_phases=False)
     refuse_lossy_codecs("Mine", [Scaffold()])
     with pytest.raises(ValueError, match="Mine and Sign have no meaning together"):
         refuse_lossy_codecs("Mine", [Scaffold(), Sign()])
@@ -115,10 +129,11 @@ def test_the_base_does_nothing() -> None:
     assert base.encode(None, payload) is payload  # type: ignore[arg-type]
     assert base.decode(None, payload) is payload  # type: ignore[arg-type]
     assert base.client_loss(None, payload) is payload  # type: ignore[arg-type]
+    assert base.change_batch(None, slice(0), payload) is payload  # type: ignore[arg-type]
     assert base.coordinates(None) is None  # type: ignore[arg-type]
     assert base.ends_encoding(None) is False  # type: ignore[arg-type]
     assert base.linear
-    assert (base.is_unique, base.observes, base.whole_model) == (False, False, False)
+    assert (base.is_unique, base.observes, base.whole_model, base.batches_per_step) == (False, False, False, 1)
 
 
 def hooked(**names: Any) -> FederatedCallback:

@@ -93,6 +93,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"on_cohort_end": lambda self, cohort: cohort.upload("control", torch.zeros(2, 1))},
         r"^`Mine.on_cohort_end` uploads 'control', which another callback has uploaded\.$",
     ),
+    "change_batch, None": (
+        {"change_batch": lambda self, cohort, rows, batch: None},
+        r"^`Mine.change_batch` must return the batch, got None\.$",
+    ),
     "encode, one row": (
         {"encode": lambda self, cohort, payload: Payload(payload.values.mean(0), 1)},
         rf"^`Mine.encode`: `Payload.values` must be a tensor of shape \(2, n\), got one of shape \({D},\)\.$",

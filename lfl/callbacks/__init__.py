@@ -1,9 +1,11 @@
 """Algorithms as callbacks; a run's stack is the trainer's ``callbacks`` list."""
 
 from lfl.callback import FederatedCallback, Gradient
+from lfl.callbacks.adversaries import GaussianUpdate, LabelFlip, ScaledUpdate, SignFlip
 from lfl.callbacks.averaged_evaluation import AveragedEvaluation
 from lfl.callbacks.client_evaluation import ClientEvaluation
 from lfl.callbacks.diagnostics import Diagnostics
+from lfl.callbacks.ditto import Ditto
 from lfl.callbacks.feddc import FedDC
 from lfl.callbacks.feddyn import FedDyn
 from lfl.callbacks.fedgen import FedGen
@@ -15,9 +17,11 @@ from lfl.callbacks.fl_ssvrg import FLSSVRG
 from lfl.callbacks.flss import FLSS
 from lfl.callbacks.hyperbolic import HyperbolicRegularization
 from lfl.callbacks.local_noise import LocalNoise
+from lfl.callbacks.maml import MAML
 from lfl.callbacks.momentum import ClientMomentum
 from lfl.callbacks.moon import MOON
 from lfl.callbacks.personal import PersonalParameters
+from lfl.callbacks.pfedme import PFedMe
 from lfl.callbacks.privacy import DifferentialPrivacy
 from lfl.callbacks.proximal import Proximal
 from lfl.callbacks.randomk import RandomK
@@ -31,6 +35,7 @@ __all__ = [
     "FLSS",
     "FLSSGD",
     "FLSSVRG",
+    "MAML",
     "MOON",
     "SSF",
     "AdaptiveSharpnessAware",
@@ -39,6 +44,7 @@ __all__ = [
     "ClientMomentum",
     "Diagnostics",
     "DifferentialPrivacy",
+    "Ditto",
     "FedDC",
     "FedDyn",
     "FedGen",
@@ -46,14 +52,19 @@ __all__ = [
     "FedNova",
     "FedSub",
     "FederatedCallback",
+    "GaussianUpdate",
     "Gradient",
     "HyperbolicRegularization",
+    "LabelFlip",
     "LocalNoise",
+    "PFedMe",
     "PersonalParameters",
     "Proximal",
     "RandomK",
     "Scaffold",
+    "ScaledUpdate",
     "SharpnessAware",
     "Sign",
+    "SignFlip",
     "TopK",
 ]

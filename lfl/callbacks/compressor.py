@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.callback import FederatedCallback, overrides
+from lfl.callback import FederatedCallback, keeps_parameters
 from lfl.comm import Payload
 from lfl.federation import Federation
 from lfl.round import Cohort
@@ -45,7 +45,7 @@ class Compressor(FederatedCallback):
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
-        personal = next((type(c).__name__ for c in stack if overrides(c, "personalize")), None)
+        personal = next((type(c).__name__ for c in stack if keeps_parameters(c)), None)
         if self.scope == "tensor" and personal is not None:
             raise ValueError(
                 f"`scope=tensor` of {type(self).__name__} needs updates of all parameters, of which {personal} keeps "

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from lfl.callback import Gradient
+from lfl.callback import FederatedCallback, Gradient, overrides
 from lfl.client.step import LocalStep
+from lfl.federation import Federation
 from lfl.round import Cohort
 
 
@@ -25,3 +26,36 @@ def extra_pass(cohort: Cohort, gradient: Gradient) -> Gradient:
         return gradients
 
     return without_buffers
+
+
+def refuse_metric_objects(owner: FederatedCallback, federation: Federation) -> None:
+    """Refuse training steps that log a Metric object, which would count every pass over a batch.
+
+    Raises:
+        ValueError: the training step logs one.
+    """
+    if federation.model.traits.logged_metrics:
+        raise ValueError(
+            f"The training step logs the Metric object {federation.model.traits.logged_metrics[0]!r}, which would also "
+            f"count the second pass of {type(owner).__name__}: log a number instead."
+        )
+
+
+def refuse_behind_coordinates(owner: FederatedCallback, stack: list[FederatedCallback], why: str) -> None:
+    """Refuse a place behind the callback whose coordinates clients train.
+
+    Args:
+        owner: the callback that needs gradients of the parameters.
+        stack: the callbacks, in order.
+        why: what it does with them.
+
+    Raises:
+        ValueError: it stands behind the owner of coordinates.
+    """
+    before = stack[: stack.index(owner)]
+    name = next((type(c).__name__ for c in before if overrides(c, "coordinates")), None)
+    if name is not None:
+        raise ValueError(
+            f"{type(owner).__name__} {why}, and behind {name} there are only corrected gradients in coordinates: put "
+            f"{type(owner).__name__} before {name}."
+        )

@@ -14,8 +14,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.arguments import check_number
-from lfl.callback import FederatedCallback, Gradient, overrides
-from lfl.callbacks.extra_pass import extra_pass
+from lfl.callback import FederatedCallback, Gradient
+from lfl.callbacks.extra_pass import extra_pass, refuse_behind_coordinates, refuse_metric_objects
 from lfl.client.step import LocalStep
 from lfl.federation import Federation
 from lfl.round import Cohort
@@ -39,23 +39,13 @@ class SharpnessAware(FederatedCallback):
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
-        before = stack[: stack.index(self)]
-        owner = next((type(c).__name__ for c in before if overrides(c, "coordinates")), None)
-        if owner is not None and self.rho:
-            own = type(self).__name__
-            raise ValueError(
-                f"{own} climbs along the gradient of the loss, and behind {owner} there are only corrected gradients "
-                f"in coordinates: put {own} before {owner}."
-            )
+        if self.rho:
+            refuse_behind_coordinates(self, stack, "climbs along the gradient of the loss")
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        if self.rho and federation.model.traits.logged_metrics:
-            metric = federation.model.traits.logged_metrics[0]
-            raise ValueError(
-                f"The training step logs the Metric object {metric!r}, which would also count the second pass of "
-                f"{type(self).__name__}: log a number instead."
-            )
+        if self.rho:
+            refuse_metric_objects(self, federation)
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:

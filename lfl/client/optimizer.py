@@ -144,6 +144,7 @@ class LocalOptimizer:
         in_coordinates: bool = False,
         trained: list[str] | None = None,
     ) -> None:
+        self._settings = module, layout, rates, trained  # for `for_rows`
         self.optimizer, configs = build_optimizer(module)
         self._step_schedulers = [config for config in configs if config.interval == "step"]
         self._values = values
@@ -263,6 +264,11 @@ class LocalOptimizer:
         self._values = values
         self._rates_taken = []
         return True
+
+    def for_rows(self, values: Tensor) -> "LocalOptimizer":
+        """A fresh optimizer with the same settings for other parameters ``values`` [C, D] of the same clients."""
+        module, layout, rates, trained = self._settings
+        return LocalOptimizer(module, layout, values, rates, trained=trained)
 
     def narrow(self, active: int) -> None:
         """Step only the first ``active`` clients from now on; the others' values and state stay as they are."""

@@ -27,6 +27,7 @@ class BatchPlan:
         keys: keys of the examples' augmentation [G, b], if there is any.
         sizes: how many examples of each client count (float64, on the CPU): one number, or [G].
         weights: of the examples in their client's mean [G, b], zero for padding; None where all count alike.
+        draw: which of the step's independent batches this is, from 0.
     """
 
     step: int
@@ -36,6 +37,7 @@ class BatchPlan:
     keys: Tensor | None
     sizes: float | np.ndarray
     weights: Tensor | None = None
+    draw: int = 0
 
 
 @dataclass(frozen=True)

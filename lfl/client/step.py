@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ class LocalStep:
     """One local step of a cohort, handed along the chain of gradient functions together with the parameters.
 
     Whoever needs the gradient at another point of the same step passes the same ``step`` again: batches and random
-    draws are the same. Only the first pass is logged.
+    draws are the same. ``other`` is the same step on other batches. Only the first pass is logged.
 
     Attributes:
         number: counted from 0 in every phase.
@@ -108,6 +108,7 @@ class LocalStep:
         batches: clients whose batches have the same size share one.
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
         log: takes the losses and logged values of a batch; None once a pass has been logged.
+        others: the step's further independent batches, where a callback asks for them (``batches_per_step``).
     """
 
     number: int
@@ -117,6 +118,11 @@ class LocalStep:
     batches: list[StepBatch]
     loss_rows: dict[str, Tensor]
     log: Callable[[BatchPlan, Tensor, dict[str, Tensor]], None] | None = None
+    others: list[list[StepBatch]] = field(default_factory=list)
+
+    def other(self, draw: int) -> LocalStep:
+        """The same step on the independent batches number ``draw``, from 1; passes with it are not logged."""
+        return replace(self, batches=self.others[draw - 1], log=None)
 
     def with_loss_rows(self, rows: dict[str, Tensor]) -> LocalStep:
         """The same step with other rows [C, ...] for the terms of the loss; passes with it are not logged."""

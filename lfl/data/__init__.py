@@ -10,6 +10,7 @@ from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import (
     ClassesPerClientPartitioner,
     DirichletPartitioner,
+    EqualDirichletPartitioner,
     IIDPartitioner,
     NaturalPartitioner,
     Partitioner,
@@ -28,6 +29,7 @@ __all__ = [
     "DatasetSource",
     "Digits",
     "DirichletPartitioner",
+    "EqualDirichletPartitioner",
     "FederatedData",
     "FederatedDataModule",
     "HuggingFaceSource",

@@ -14,13 +14,13 @@ from typing_extensions import override
 from lfl.arguments import fresh_default, lazy_default
 from lfl.data.base import Batch, FederatedData
 from lfl.data.examined import examined
-from lfl.data.examples import Examples
-from lfl.data.matching import keeps_groups_whole, match_groups, match_label_mix
+from lfl.data.examples import Examples, merged
+from lfl.data.matching import keeps_groups_whole, match_groups, match_label_mix, split_each
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import DirichletPartitioner, Partitioner
 from lfl.data.sampling import compact_labels
 from lfl.data.sources import MNIST5000, Source
-from lfl.data.stores import DatasetStore, Loader, Store, make_store
+from lfl.data.stores import Loader, PartStore, Store, make_store
 from lfl.data.transforms import BatchTransform
 from lfl.data.workers import Workers
 from lfl.randomness import client_keys, generator
@@ -49,6 +49,10 @@ class FederatedDataModule(FederatedData):
         num_workers: number of processes that read ahead, from the first batch to the end of the run; for data that is
             not in memory.
         num_examples: deal only so many training examples, drawn by ``seed``; none for all.
+        client_test_fraction: merge training and test set, deal all examples to clients, and test each client on this
+            share of its own, drawn at random, as PFLlib does with 0.25; the server is tested on all of those.
+            Positions, of a partition file too, are then those of the merged set, training examples first. None for the
+            source's own test set.
 
     Attributes:
         classes: name of each class, by label, where the data's labels are names.
@@ -81,6 +85,7 @@ class FederatedDataModule(FederatedData):
         partition_path: str | None = None,
         num_workers: NonNegativeInt = 0,
         num_examples: PositiveInt | None = None,
+        client_test_fraction: float | None = None,
     ) -> None:
         super().__init__()
         self.source = fresh_default(source)
@@ -95,6 +100,7 @@ class FederatedDataModule(FederatedData):
         self.partition_path = partition_path
         self.num_workers = num_workers
         self.num_examples = num_examples
+        self.client_test_fraction = client_test_fraction
         self.num_classes = self.source.num_classes
         self._passes = 0  # over the pooled data, without a trainer to count epochs
         self._workers: Workers | None = None
@@ -121,10 +127,19 @@ class FederatedDataModule(FederatedData):
         self.source.check()
         train, test = self.source.load()
         train, test = examined(train, test, self.num_classes, type(self.source).__name__, format=self.source.format)
+        if self.client_test_fraction is not None:
+            train = merged(train, test)
         held_out, kept = self._hold_out(len(train))
         self._workers = Workers(self.num_workers) if self.num_workers else None
-        self.partition = self._partition(train, kept, test)
-        self._stores = {"train": self._store(train, self.train_transforms), "test": self._store(test)}
+        if self.client_test_fraction is None:
+            self.partition = self._partition(train, kept, test)
+            self._stores = {"train": self._store(train, self.train_transforms), "test": self._store(test)}
+        else:
+            self.partition = self._partition_of_pool(train, kept, self.client_test_fraction)
+            self._stores = {
+                "train": self._store_of_part(train, self.partition.train, self.train_transforms),
+                "test": self._store_of_part(train, self.partition.test),
+            }
         self._stores["val"] = self._store(train.subset(held_out)) if len(held_out) else self._stores["test"]
 
     @override
@@ -148,7 +163,7 @@ class FederatedDataModule(FederatedData):
     @override
     def has_random_transforms(self) -> bool:
         # Whether a data set draws cannot be known beforehand: items that are read get keys in any case.
-        is_read = isinstance(self._stores.get("train"), DatasetStore)
+        is_read = "train" in self._stores and self._stores["train"].is_read
         return is_read or any(transform.draws for transform in self.train_transforms)
 
     @override
@@ -239,6 +254,21 @@ class FederatedDataModule(FederatedData):
         users = _users_of(sets, train) if by_groups else None
         return Partition(sets, dealt, users if found is None or found.users is None else found.users, train.classes)
 
+    def _partition_of_pool(self, pool: Examples, kept: Tensor, fraction: float) -> Partition:
+        """Load or make the partition of the examples at positions ``kept``, and of each client's own test examples."""
+        found = self._load_partition_of_pool(pool, kept) if self.partition_path else None
+        sets = self._deal(pool, kept) if found is None else found.train
+        users = _users_of(sets, pool) if self._consists_of_groups(sets, pool) else None
+        if found is None or not len(found.test.indices):
+            train, test = split_each(sets, fraction, self.seed)
+        else:
+            train, test = found.train, found.test
+        if not len(test.indices):
+            raise ValueError(
+                f"`client_test_fraction={fraction}` leaves no client an example to be tested on: raise it."
+            )
+        return Partition(train, test, users if found is None or found.users is None else found.users, pool.classes)
+
     def _deal(self, train: Examples, kept: Tensor) -> IndexSets:
         if self.num_examples is not None:
             if self.num_examples > len(kept):
@@ -271,8 +301,29 @@ class FederatedDataModule(FederatedData):
         _say_how_many_are_left(len(test) - len(dealt.indices), len(test), "test", "no client trains on their groups")
         return dealt
 
+    def _load_partition_of_pool(self, pool: Examples, kept: Tensor) -> Partition:
+        """Load the partition of a file for the merged set, and check it: nothing may be in training and testing."""
+        path, partition = self._read_partition(pool)
+        owners = torch.cat([partition.train.owners, partition.test.owners])
+        indices = torch.cat([partition.train.indices, partition.test.indices])
+        IndexSets.from_owners(owners, self.num_clients, indices).check(f"{path}: merged", len(pool))
+        self._check_kept(path, indices, kept)
+        return partition
+
     def _load_partition(self, train: Examples, kept: Tensor, test: Examples) -> Partition:
         """Load the partition of a file, and check that it deals examples that this data has, each once."""
+        path, partition = self._read_partition(train)
+        partition.train.check(f"{path}: training", len(train))
+        partition.test.check(f"{path}: test", len(test))
+        self._check_kept(path, partition.train.indices, kept)
+        if len(partition.test.indices):
+            _say_how_many_are_left(
+                len(test) - len(partition.test.indices), len(test), "test", f"{path} leaves them out"
+            )
+        return partition
+
+    def _read_partition(self, train: Examples) -> tuple[str, Partition]:
+        """The file's name for messages, and its partition, which is for these clients and classes."""
         path = f"`partition_path={self.partition_path!r}`"
         partition = Partition.load(str(self.partition_path))
         if partition.num_clients != self.num_clients:
@@ -282,26 +333,28 @@ class FederatedDataModule(FederatedData):
             )
         if partition.classes is not None and partition.classes != train.classes:
             raise ValueError(f"{path} is for the classes {partition.classes}, the data has {train.classes}.")
-        partition.train.check(f"{path}: training", len(train))
-        partition.test.check(f"{path}: test", len(test))
-        num_held_out = int((~torch.isin(partition.train.indices, kept)).sum())
+        return path, partition
+
+    def _check_kept(self, path: str, dealt: Tensor, kept: Tensor) -> None:
+        """Check that a file deals no examples that are held out for validation, and say how many it leaves out."""
+        num_held_out = int((~torch.isin(dealt, kept)).sum())
         if num_held_out:
             raise ValueError(
-                f"{path} deals {len(partition.train.indices)} training examples, but {num_held_out} of them are not "
+                f"{path} deals {len(dealt)} training examples, but {num_held_out} of them are not "
                 f"among the {len(kept)} that `source`, `val_fraction` and `seed` give: make the partition anew."
             )
-        _say_how_many_are_left(
-            len(kept) - len(partition.train.indices), len(kept), "training", f"{path} leaves them out"
-        )
-        if len(partition.test.indices):
-            _say_how_many_are_left(
-                len(test) - len(partition.test.indices), len(test), "test", f"{path} leaves them out"
-            )
-        return partition
+        _say_how_many_are_left(len(kept) - len(dealt), len(kept), "training", f"{path} leaves them out")
 
     def _store(self, data: Examples, transforms: Sequence[BatchTransform] | None = None) -> Store:
         chosen = self.test_transforms if transforms is None else transforms
         return make_store(data, chosen, self._workers, self.seed)
+
+    def _store_of_part(
+        self, pool: Examples, part: IndexSets, transforms: Sequence[BatchTransform] | None = None
+    ) -> Store:
+        """A store of the clients' examples in a part of the pool, by their positions in the pool."""
+        positions = part.indices.sort().values
+        return PartStore(self._store(pool.subset(positions), transforms), positions, len(pool))
 
     def _of(self, name: str) -> Store:
         if not self._stores:
@@ -316,6 +369,10 @@ class FederatedDataModule(FederatedData):
             raise ValueError(f"`num_examples={self.num_examples}` and `partition_path` both say which examples to use.")
         if self.num_examples is not None and self.num_examples < 1:
             raise ValueError(f"`num_examples={self.num_examples}` of FederatedDataModule must be at least 1, or none.")
+        if self.client_test_fraction is not None and not 0 < self.client_test_fraction < 1:
+            raise ValueError(
+                f"`client_test_fraction={self.client_test_fraction}` must be greater than 0 and less than 1, or none."
+            )
         if not 0 <= self.val_fraction < 1:
             raise ValueError(f"`val_fraction={self.val_fraction}` must be at least 0 and less than 1.")
         for transform in self.test_transforms:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lfl.data.nests import Path
+from lfl.data.nests import Path, joined
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 """From the items of a batch to the batch, as of torch's DataLoader."""
@@ -163,3 +164,26 @@ class ItemData:
 Examples: TypeAlias = TensorData | NestData | ItemData
 Data: TypeAlias = Examples | Dataset[Any]
 """What sources give; ``examined`` makes ``Examples`` of it."""
+
+
+def merged(one: Examples, other: Examples) -> Examples:
+    """The examples of two sets that ``examined`` has made, as one: the second's come behind the first's.
+
+    Raises:
+        ValueError: they are of different kinds or shapes.
+    """
+    groups = torch.cat([one.groups, other.groups]) if one.groups is not None and other.groups is not None else None
+    try:
+        targets = torch.cat([one.targets, other.targets])
+        if isinstance(one, ItemData) and isinstance(other, ItemData):
+            both: Dataset[Any] = ConcatDataset([one.dataset, other.dataset])
+            return replace(one, dataset=both, targets=targets, groups=groups)
+        if isinstance(one, TensorData) and isinstance(other, TensorData):
+            return replace(one, inputs=joined([one.inputs, other.inputs]), targets=targets, groups=groups)
+        if isinstance(one, NestData) and isinstance(other, NestData):
+            parts = tree_map(lambda *leaves: joined(leaves), one.parts, other.parts)
+            return replace(one, parts=parts, targets=targets, groups=groups)
+        reason = f"one is {type(one).__name__}, the other {type(other).__name__}"
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+    raise ValueError(f"Training and test set cannot be merged: {reason}.")

@@ -31,6 +31,28 @@ def match_label_mix(train: IndexSets, targets: Tensor, test_targets: Tensor, see
     return IndexSets.from_owners(torch.where(owners < len(train), owners, anyone), len(train))
 
 
+def split_each(sets: IndexSets, fraction: float, seed: int) -> tuple[IndexSets, IndexSets]:
+    """Divide each client's examples at random into those it trains on and those it is tested on.
+
+    Args:
+        sets: examples of each client.
+        fraction: share of a client's examples that it is tested on, rounded to a whole number of them; but every client
+            keeps one to train on.
+        seed: seed of the draws.
+
+    Returns:
+        The training sets and the test sets, disjoint. A client with few examples may have an empty test set.
+    """
+    owners = sets.owners
+    ranks = torch.empty_like(owners)
+    shuffled = ExamplesByClass.shuffled(owners, generator(seed, "client_test_split"), len(sets))
+    ranks[shuffled.order] = shuffled.ranks
+    counts = torch.minimum((sets.sizes.double() * fraction).round().long(), (sets.sizes - 1).clamp(min=0))
+    is_test = ranks < counts[owners]
+    train, test = (IndexSets.from_owners(owners[m], len(sets), sets.indices[m]) for m in (~is_test, is_test))
+    return train, test
+
+
 def match_groups(train: IndexSets, groups: Tensor, test_groups: Tensor, seed: int) -> IndexSets:
     """Deal a test set so that each client is tested on examples of the natural groups (users) on which it is trained.
 

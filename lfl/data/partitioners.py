@@ -89,8 +89,8 @@ class DirichletPartitioner(Partitioner):
     For each class k, p_k ~ Dir(alpha, ..., alpha) over the N clients, and client i gets the share p_ki of the class:
     Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; with
     ``balanced`` as in the code of Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022. Both the mix of
-    classes and the number of examples differ among clients. (Another variant, Hsu et al. 2019, draws a mix for each
-    client, and all clients have equally many examples.) All shares are drawn again until every client has ``min_size``
+    classes and the number of examples differ among clients. (The other variant, of Hsu et al. 2019, is
+    EqualDirichletPartitioner.) All shares are drawn again until every client has ``min_size``
     examples. If a draw leaves more than a hundred clients with fewer, the search ends, since no draw would succeed.
 
     Args:
@@ -151,7 +151,7 @@ class DirichletPartitioner(Partitioner):
         owners = torch.empty_like(labels)
         sizes = torch.zeros(num_clients, dtype=torch.int64)
         for members in torch.split(by_class.order, by_class.counts.tolist()):
-            log_shares = self._log_gamma(rng, num_clients)
+            log_shares = _log_gamma(rng, self.alpha, num_clients)
             if self.balanced:
                 # Some client stays: as long as examples are left, somebody has fewer than n / N.
                 log_shares[sizes * num_clients >= len(labels)] = -math.inf
@@ -160,15 +160,52 @@ class DirichletPartitioner(Partitioner):
             sizes += torch.bincount(dealt, minlength=num_clients)
         return owners
 
-    def _log_gamma(self, rng: np.random.Generator, count: int) -> Tensor:
-        """Draw the logarithms of Gamma(alpha) variates [count].
 
-        G(alpha) = G(alpha + 1) * U^(1/alpha) in distribution, U uniform. For a small alpha the variates underflow to 0,
-        and numpy's own Dirichlet divides 0 by 0; their logarithms do not.
-        """
-        # `log1p(-u)` is log U with U = 1 - u in (0, 1], since u may be 0.
-        boosted = np.log(rng.standard_gamma(self.alpha + 1, count))
-        return torch.from_numpy(boosted + np.log1p(-rng.random(count)) / self.alpha)
+class EqualDirichletPartitioner(Partitioner):
+    """Label skew at equal sizes: each client draws its examples by a mix of classes of its own.
+
+    q_i ~ Dir(alpha p) for each client i, p the classes' shares of the data, and client i draws its examples from the
+    classes by q_i, without replacement: Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data Distribution for
+    Federated Visual Classification", 2019, section 3. Every example is dealt, so that sizes differ by at most one.
+
+    Clients are served in random order. When a class has run out, the rest of a client's examples are drawn by its mix
+    of the classes that are left, or, where it has no share of those, by what is left of each. So the last clients may
+    have other mixes than they have drawn, the more the smaller alpha is.
+
+    Args:
+        alpha: concentration, positive; small means few classes per client, large means IID.
+        per_class: q_i ~ Dir(alpha, ..., alpha) over the K classes, as in the code of FedDyn (Acar et al. 2021) and of
+            those who follow it: with equal classes, alpha is K times as large in Hsu et al.'s form.
+
+    Raises:
+        ValueError: ``alpha`` is not positive, or the targets are not class labels.
+    """
+
+    def __init__(self, alpha: PositiveFloat = 0.3, per_class: bool = False) -> None:
+        _check_positive(self, alpha=alpha)
+        self.alpha = alpha
+        self.per_class = per_class
+
+    @override
+    def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
+        del groups
+        labels = _class_labels(targets, self)
+        rng = np.random.default_rng(derive_seed(seed, "equal_dirichlet"))
+        by_class = ExamplesByClass.shuffled(labels, generator(seed, "equal_dirichlet"))
+        left = by_class.counts.numpy().copy()
+        taken = np.zeros((num_clients, len(left)), dtype=np.int64)
+        concentration = np.full(len(left), self.alpha) if self.per_class else self.alpha * left / left.sum()
+        order = rng.permutation(num_clients)
+        # The first in this order get one more, where the examples cannot be shared equally.
+        sizes = len(labels) // num_clients + (np.arange(num_clients) < len(labels) % num_clients)
+        for client, size in zip(order, sizes, strict=True):
+            mix = _log_gamma(rng, concentration, len(left)).softmax(0).numpy()
+            taken[client] = _drawn(rng, mix, left, int(size))
+            left -= taken[client]
+        # Class after class, the shuffled examples go to the clients by what they have drawn.
+        owners = torch.empty_like(labels)
+        owners[by_class.order] = torch.from_numpy(np.concatenate([np.arange(num_clients).repeat(n) for n in taken.T]))
+        return owners
 
 
 class ClassesPerClientPartitioner(Partitioner):
@@ -325,6 +362,33 @@ class NaturalPartitioner(Partitioner):
         if num_clients == len(names):
             return group
         return (torch.randperm(len(names), generator=generator(seed, "natural")) % num_clients)[group]
+
+
+def _log_gamma(rng: np.random.Generator, alpha: float | np.ndarray, count: int) -> Tensor:
+    """Draw the logarithms of Gamma(alpha) variates [count].
+
+    G(alpha) = G(alpha + 1) * U^(1/alpha) in distribution, U uniform. For a small alpha the variates underflow to 0, and
+    numpy's own Dirichlet divides 0 by 0; their logarithms do not.
+    """
+    # `log1p(-u)` is log U with U = 1 - u in (0, 1], since u may be 0.
+    boosted = np.log(rng.standard_gamma(alpha + 1, count))
+    return torch.from_numpy(boosted + np.log1p(-rng.random(count)) / alpha)
+
+
+def _drawn(rng: np.random.Generator, mix: np.ndarray, left: np.ndarray, size: int) -> np.ndarray:
+    """Draw ``size`` examples from classes by ``mix`` [K], no more than are ``left`` [K]; how many of each class [K].
+
+    What is drawn beyond that is drawn again from the classes that are left.
+    """
+    taken = np.zeros_like(left)
+    while size:
+        shares = np.where(taken < left, mix, 0.0)
+        if not shares.sum() > 0:
+            shares = (left - taken).astype(float)
+        drawn = np.minimum(rng.multinomial(size, shares / shares.sum()), left - taken)
+        taken += drawn
+        size -= int(drawn.sum())
+    return taken
 
 
 def _class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:

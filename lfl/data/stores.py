@@ -24,9 +24,13 @@ Plan = Iterable[tuple[Tensor, Tensor | None]]  # (positions, keys) of each batch
 
 
 class Store(ABC):
-    """Base class: a data set with its transforms, from which batches are taken by position."""
+    """Base class: a data set with its transforms, from which batches are taken by position.
 
-    pipeline: Pipeline
+    Attributes:
+        is_read: whether items are read when batches need them; they may draw then.
+    """
+
+    is_read: bool = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -126,6 +130,8 @@ class DatasetStore(Store):
         workers: processes that read ahead; None to let this process read.
     """
 
+    is_read = True
+
     def __init__(
         self, reader: ItemReader, transforms: Sequence[BatchTransform], workers: Workers | None = None
     ) -> None:
@@ -181,6 +187,47 @@ class DatasetStore(Store):
             x = self.pipeline(x, None if keys is None else keys.reshape(-1).to(self._device))
             batch = with_part(batch, self.reader.input, x)
         return tree_map(lambda part: _shaped(_moved(part, self._device, self._dtype), shape), batch)
+
+
+class PartStore(Store):
+    """A part of a data set, in which examples go by their positions in the whole.
+
+    Args:
+        store: of the part.
+        positions: where in the whole its examples are [n].
+        total: number of examples of the whole.
+    """
+
+    def __init__(self, store: Store, positions: Tensor, total: int) -> None:
+        self._store = store
+        self.is_read = store.is_read
+        # Positions that are not in the part are asked for as padding, and whatever they give is not used.
+        self._places = torch.zeros(total, dtype=torch.int64)
+        self._places[positions] = torch.arange(len(positions))
+
+    @override
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @override
+    def place(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._store.place(device, dtype)
+        self._places = self._places.to(device)
+
+    @override
+    def gather(self, indices: Tensor, keys: Tensor | None) -> Batch:
+        return self._store.gather(self._placed(indices), keys)
+
+    @override
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        return self._store.batches((self._placed(indices), keys) for indices, keys in plan)
+
+    @override
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        return self._store.in_order(batch_size)
+
+    def _placed(self, indices: Tensor) -> Tensor:
+        return self._places[indices.to(self._places.device)]
 
 
 def make_store(data: Examples, transforms: Sequence[BatchTransform], workers: Workers | None, seed: int) -> Store:

@@ -119,7 +119,7 @@ class LocalEngine(ABC):
         self.trained = [model.names_of(phase.parameters) for phase in work.phases]
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
-        self._feed = BatchFeed(model, data, work, seed)
+        self._feed = BatchFeed(model, data, work, seed, callbacks)
         self.frozen = FrozenModel(model, data.batch_size, self._read_features)
 
     # -- what engines implement -----------------------------------------------------------------------------------
@@ -355,14 +355,17 @@ class LocalEngine(ABC):
         # Clients whose batches have different sizes at a step are in different batches: group them by step.
         for number, plans in itertools.groupby(with_features, key=lambda item: item[0].step):
             step_keys = fold(keys, number) if is_random else keys
-            step_batches = []
+            draws: list[list[StepBatch]] = [[] for _ in range(self._feed.batches_per_step)]
             for plan, batch, features in plans:
                 batch_keys = step_keys[plan.rows]
+                if plan.draw:
+                    batch_keys = fold(batch_keys, plan.draw)
                 if features is None:  # once a step, however many gradients callbacks ask for
                     features = self._global_features(cohort, plan, batch, batch_keys)
-                step_batches.append(StepBatch(plan, batch, batch_keys, features))
-            active = step_batches[0].plan.active
-            yield LocalStep(number, phase.index, active, server, step_batches, cohort.loss_rows, logs.add)
+                draws[plan.draw].append(StepBatch(plan, batch, batch_keys, features))
+            first, *others = draws
+            active = first[0].plan.active
+            yield LocalStep(number, phase.index, active, server, first, cohort.loss_rows, logs.add, others)
 
     def _global_features(self, cohort: Cohort, plan: BatchPlan, batch: Any, keys: Tensor) -> dict[str, Tensor]:
         rows = {name: rows[plan.rows] for name, rows in self.model.frozen_rows_in(cohort.loss_rows).items()}

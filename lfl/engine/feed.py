@@ -1,16 +1,19 @@
 """The batches of a cohort, in the order in which its clients see them."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from lfl.callback import FederatedCallback, overrides
 from lfl.client.model import ClientModel
 from lfl.client.schedule import BatchPlan, LocalSchedule, Padding, ReplacementSchedule, steps_per_epoch_of
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
-from lfl.randomness import client_keys
+from lfl.hooks import change_batch
+from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase
 
 _WHOLE_BATCH = 128  # examples at a time in a pass over a client's whole data
@@ -27,13 +30,23 @@ class BatchFeed:
         data: the clients' data.
         work: local work of a round.
         seed: of all draws.
+        callbacks: the stack: who needs several batches a step, and who changes them.
     """
 
-    def __init__(self, model: ClientModel, data: FederatedData, work: LocalWork, seed: int) -> None:
+    def __init__(
+        self,
+        model: ClientModel,
+        data: FederatedData,
+        work: LocalWork,
+        seed: int,
+        callbacks: Sequence[FederatedCallback] = (),
+    ) -> None:
         self._model = model
         self._data = data
         self._work = work
         self._seed = seed
+        self.batches_per_step = max((callback.batches_per_step for callback in callbacks), default=1)
+        self._changing = [callback for callback in callbacks if overrides(callback, "change_batch")]
 
     def keys(self, purpose: str, cohort: Cohort, phase: CohortPhase) -> Tensor:
         """One key per client [C] for the draws of a phase."""
@@ -42,17 +55,26 @@ class BatchFeed:
         return client_keys(cohort.ids.to(cohort.values.device), self._seed, purpose, cohort.round.number, *later)
 
     def of_phase(self, cohort: Cohort, phase: CohortPhase, padding: Padding | None) -> PlannedBatches:
-        """The batches of a phase of the local work."""
+        """The batches of a phase of the local work; a step's independent batches come one after another."""
+        schedules = [self._schedule(cohort, phase, padding, draw) for draw in range(self.batches_per_step)]
+        if len(schedules) == 1:
+            return self._read(schedules[0], cohort)
+        # They differ in nothing but their draws, so that their plans have the same rows and sizes.
+        steps = zip(*schedules, strict=True)
+        plans = (replace(plan, draw=draw) for plans in steps for draw, plan in enumerate(plans))
+        return self._read(plans, cohort)
+
+    def _schedule(self, cohort: Cohort, phase: CohortPhase, padding: Padding | None, draw: int) -> Iterable[BatchPlan]:
+        """The plans of a phase, in one of several independent orders; the first is the only one of most runs."""
         sizes, batch_size = cohort.num_examples, self._data.batch_size
         indices = self._data.client_indices(cohort.ids)[0].to(cohort.values.device)
         keys = self.keys("shuffle", cohort, phase)
         augment = self.keys("augment", cohort, phase) if self._data.has_random_transforms else None
-        schedule: Iterable[BatchPlan]
+        if draw:
+            keys, augment = fold(keys, draw), None if augment is None else fold(augment, draw)
         if self._work.sampling == "replacement":
-            schedule = ReplacementSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment)
-        else:
-            schedule = LocalSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment, padding=padding)
-        return self._read(schedule)
+            return ReplacementSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment)
+        return LocalSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment, padding=padding)
 
     def of_all_examples(self, cohort: Cohort, count: int, keys: Tensor) -> PlannedBatches:
         """One pass over the whole training sets of the first ``count`` clients, in stored order.
@@ -67,10 +89,16 @@ class BatchFeed:
         indices = self._data.client_indices(cohort.ids[:count])[0].to(keys.device)
         steps = steps_per_epoch_of(sizes, batch_size)
         augment = keys if self._data.has_random_transforms else None
-        return self._read(LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=False))
+        return self._read(LocalSchedule(indices, sizes, steps, batch_size, keys, augment, shuffle=False), cohort)
 
-    def _read(self, schedule: Iterable[BatchPlan]) -> PlannedBatches:
+    def _read(self, schedule: Iterable[BatchPlan], cohort: Cohort) -> PlannedBatches:
         # The data module may read ahead of the steps, so it is given an iterator of its own.
         plans, ahead = itertools.tee(schedule)
         batches = self._data.batches((plan.indices, plan.keys) for plan in ahead)
-        return zip(plans, (self._model.converted(batch) for batch in batches), strict=True)
+        found = zip(plans, (self._model.converted(batch) for batch in batches), strict=True)
+        return ((plan, self._changed(batch, plan, cohort)) for plan, batch in found) if self._changing else found
+
+    def _changed(self, batch: Any, plan: BatchPlan, cohort: Cohort) -> Any:
+        for callback in self._changing:
+            batch = change_batch(callback, cohort, plan.rows, batch)
+        return batch

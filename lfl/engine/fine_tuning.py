@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lfl.aggregation import Server
-from lfl.callback import FederatedCallback
 from lfl.client.rates import LearningRates
 from lfl.client.work import LocalPhase, LocalWork
 from lfl.engine.base import LocalEngine
@@ -26,7 +25,6 @@ class EngineFineTuner:
     Args:
         training: the run's; steps are computed in the same way as in the run, on a copy of the module.
         phases: the local work to do.
-        callbacks: the callbacks that personalize models.
         server: has x and the model's buffers.
         rates: learning rates of the round.
     """
@@ -35,22 +33,17 @@ class EngineFineTuner:
         self,
         training: LocalTraining,
         phases: Sequence[LocalPhase],
-        callbacks: list[FederatedCallback],
         server: Server,
         rates: LearningRates,
     ) -> None:
         self._training = training
         self._phases = phases
-        self._callbacks = callbacks
         self._engine, self._generation = training.engine, 0  # none yet
         self._server = server
         self._rates = rates
 
     def __call__(self, round: Round, ids: Tensor, params: Tensor) -> None:
-        """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples.
-
-        Training starts from x, and from what the personalizing callbacks change there, not from ``params``.
-        """
+        """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples."""
         engine = self._current_engine()
         trained = ids[engine.data.client_sizes[ids] > 0]
         server = self._server.vector.clone()
@@ -63,16 +56,18 @@ class EngineFineTuner:
         # The sequential engine seeds the global generators for every client; put them back afterwards.
         with HostGenerators(*engine.model.module.modules()).kept():
             for cohort in cohorts_of(lambda: engine, aside, self._server.buffers, self._server.counters):
-                if not engine.train(cohort, self._rates):
-                    continue  # out of memory: `cohorts` yields these clients again, fewer at a time
                 # `ids` ascend, so that a search finds each trained client's row.
-                params[torch.searchsorted(ids, cohort.ids).to(params.device)] = cohort.values
+                rows = torch.searchsorted(ids, cohort.ids).to(params.device)
+                cohort.values.copy_(params[rows])
+                # False if out of memory: `cohorts` yields these clients again, fewer at a time.
+                if engine.train(cohort, self._rates):
+                    params[rows] = cohort.values
 
     def _current_engine(self) -> LocalEngine:
         """An engine like the run's of the moment."""
         if self._generation != self._training.generation:
             engine = self._training.engine
             work = LocalWork(self._phases, sampling=engine.work.sampling)
-            self._engine = engine.alike(work, self._callbacks, derive_seed(engine.seed, "fine-tune"))
+            self._engine = engine.alike(work, [], derive_seed(engine.seed, "fine-tune"))
             self._generation = self._training.generation
         return self._engine

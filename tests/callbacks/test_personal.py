@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from worlds import HEAD, QuadraticData, head_of, mlp, train, train_quadratic
 
-from lfl.callbacks import FLSSVRG, SSF, PersonalParameters, Scaffold, TopK
+from lfl.callbacks import FLSSVRG, SSF, ClientEvaluation, PersonalParameters, Scaffold, TopK
 from lfl.engine import LocalPhase
 from lfl.participation import DoublingParticipation, FixedParticipation, FullParticipation, UniformParticipation
 from lfl.system import ExponentialSpeeds
@@ -130,6 +130,43 @@ def test_scaffold_on_the_shared_part_by_hand(engine: str, tmp_path: Path) -> Non
     assert controls.flatten().tolist() == pytest.approx([-0.2268125, 0.0, 0.02375, 0.0], abs=1e-14)
     # u and c, both ways: what belongs to v never travels.
     assert trainer.ledger.totals == {"up": 2 * 2 * 2 * 64, "down": 2 * 2 * 2 * 64}
+
+
+FEDPER = [PersonalParameters(HEAD)], {"local_epochs": 1}
+FEDBABU = [PersonalParameters(HEAD)], {"local_phases": [LocalPhase(["backbone.[!h]*"], epochs=1)]}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(("method", "trains_head"), [(FEDPER, True), (FEDBABU, False)])
+def test_fedper_and_fedbabu_train_and_send(method: Any, trains_head: bool, engine: str, tmp_path: Path) -> None:
+    """Both send the features alone; FedPer trains all at once, FedBABU under the one head that is never trained."""
+    stack, work = method
+    options: dict[str, Any] = {"engine": engine, "participation": FullParticipation(), **work}
+    trainer = train(stack, tmp_path, max_rounds=2, **options)
+    initial = trainer.layout.flatten(dict(mlp().double().named_parameters())).detach()
+    head = head_of(trainer)
+    rows = trainer.store.gather("personal", torch.arange(8))
+    assert torch.equal(trainer.server.vector[head], initial[head])
+    assert not torch.equal(trainer.server.vector[~head], initial[~head])
+    assert (
+        bool((rows != initial[head]).any(dim=1).all()) if trains_head else torch.equal(rows, initial[head].repeat(8, 1))
+    )
+    sent = 2 * 8 * 64 * int((~head).sum())
+    assert trainer.ledger.totals == {"up": sent, "down": sent}
+
+
+def test_fedbabu_is_fine_tuned_from_the_common_head(tmp_path: Path) -> None:
+    """By evaluation alone: the clients' stored heads stay the common one."""
+    phases = FEDBABU[1]["local_phases"]
+    tuning = ClientEvaluation(every_n_rounds=2, fine_tune=[LocalPhase(HEAD, epochs=5, lr=0.3)])
+    untuned = ClientEvaluation(every_n_rounds=2, name="before")
+    options: dict[str, Any] = {"local_phases": phases, "participation": FullParticipation(), "max_rounds": 2}
+    trainer = train([PersonalParameters(HEAD), tuning, untuned], tmp_path, **options)
+    plain = train([PersonalParameters(HEAD)], tmp_path, **options)
+    assert torch.equal(trainer.server.vector, plain.server.vector)
+    rows = [t.store.gather("personal", torch.arange(8)) for t in (trainer, plain)]
+    assert torch.equal(rows[0], rows[1])
+    assert trainer.summary.last("personal/val_loss")[0] < trainer.summary.last("before/val_loss")[0]
 
 
 def test_all_sampled_clients_are_sent_the_model(tmp_path: Path) -> None:

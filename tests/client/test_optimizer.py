@@ -93,6 +93,34 @@ def alone_after(module: nn.Module, layout: ParameterLayout, start: Tensor, gradi
     return layout.flatten({n: p.detach() for n, p in module.named_parameters()})
 
 
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_other_rows_get_an_optimizer_of_the_same_settings(name: str) -> None:
+    """At the round's rates, and of the same phase; neither has anything of the other's state."""
+    makers = {
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    }
+    module = mlp().double()
+    module.configure_optimizers = lambda: makers[name](module.parameters())
+    layout = ParameterLayout.of_parameters(module)
+    head = layout.select(["*.head.*"])
+    draws = torch.Generator().manual_seed(0)
+    start, gradients = (torch.randn(2, layout.dim, generator=draws, dtype=torch.float64) for _ in range(2))
+    values, other_values, expected = start.clone(), start.clone(), start.clone()
+    names = [n for n in layout.names if ".head." in n]
+    first = LocalOptimizer(module, layout, values, [0.05], trained=names)
+    first.step(gradients)
+    other = first.for_rows(other_values)
+    alone = LocalOptimizer(module, layout, expected, [0.05], trained=names)
+    for _ in range(2):
+        first.step(gradients)
+        for optimizer in (other, alone):
+            optimizer.step(-gradients)
+    assert torch.equal(other_values, expected)
+    assert torch.equal(other_values[:, ~head], start[:, ~head])
+    assert not torch.equal(values, other_values)
+
+
 def test_groups_are_few_tensors_however_many_layers() -> None:
     module = mlp()
     layout = ParameterLayout.of_parameters(module)

@@ -27,6 +27,19 @@ def test_a_batch_sees_the_rows_of_its_clients() -> None:
     assert (other.log, step.loss_rows) == (None, {})
 
 
+def test_the_same_step_on_other_batches() -> None:
+    plan = BatchPlan(0, 3, slice(1, 3), torch.zeros(2, 1, dtype=torch.int64), None, 1)
+    first, second, third = (StepBatch(plan, torch.full((2, 1), i), KEYS + i, {}) for i in range(3))
+    step = LocalStep(4, 0, 3, X, [first], {}, log=print, others=[[second], [third]])
+    for draw, part in ((1, second), (2, third)):
+        other = step.other(draw)
+        assert other.batches == [part]
+        assert (other.number, other.active, other.log) == (4, 3, None)
+        assert torch.equal(other.input_of(part).keys, KEYS + draw)
+    assert step.batches == [first]
+    assert step.log is print
+
+
 def test_a_term_joins_parameters_once_and_reads_x_without_gradient() -> None:
     asked = []
 

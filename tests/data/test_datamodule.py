@@ -477,3 +477,59 @@ def test_a_natural_partition_of_a_file_tests_users_too(tmp_path):
 def test_items_that_are_read_get_keys():
     assert ramp(in_memory=False).has_random_transforms
     assert not ramp().has_random_transforms
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_each_client_is_tested_on_a_share_of_its_own_examples(in_memory):
+    """60 training and 16 test examples merged: 5 clients of 15 or 16, of which 4 are for testing."""
+    data = ramp(in_memory, client_test_fraction=0.25)
+    train, test = data.partition.train, data.partition.test
+    assert sorted(torch.cat([train.indices, test.indices]).tolist()) == list(range(76))
+    assert data.client_test_sizes.tolist() == [4] * 5
+    assert sorted(data.client_sizes.tolist()) == [11, 11, 11, 11, 12]
+    pixels = torch.cat([torch.arange(60.0), torch.arange(16.0)])  # by position in the merged set
+    for client in range(5):
+        for sets, gather in ((train, data.gather), (test, data.gather_test)):
+            x, y = gather(sets.client(client)[None])
+            assert torch.equal(x[0, :, 0, 0, 0], pixels[sets.client(client)])
+            assert torch.equal(y[0], pixels[sets.client(client)].long() % 4)
+    # The server's test set, and the pool of central training, are those of all clients.
+    for loader, indices in ((data.test_dataloader(), test.indices), (data.train_dataloader(), train.indices)):
+        seen = torch.cat([x[:, 0, 0, 0] for x, _ in loader])
+        assert torch.equal(seen.sort().values, pixels[indices].sort().values)
+    assert len(data.val_dataloader()) == len(data.test_dataloader()) == 1
+    again = ramp(in_memory, client_test_fraction=0.25)
+    assert again.partition.fingerprint() == data.partition.fingerprint()
+    assert ramp(in_memory, client_test_fraction=0.25, seed=1).partition.fingerprint() != data.partition.fingerprint()
+
+
+def test_a_split_of_the_merged_set_leaves_validation_out():
+    data = ramp(client_test_fraction=0.5, val_fraction=0.25)
+    held_out = sum(len(x) for x, _ in data.val_dataloader())
+    assert held_out == 19
+    assert len(data.partition.train.indices) + len(data.partition.test.indices) == 76 - 19
+
+
+def test_a_partition_of_the_merged_set_is_saved_and_loaded(tmp_path):
+    data = ramp(client_test_fraction=0.25, seed=3)
+    data.partition.save(tmp_path / "partition.pt")
+    again = ramp(client_test_fraction=0.25, partition_path=str(tmp_path / "partition.pt"))
+    assert again.partition.fingerprint() == data.partition.fingerprint()
+    assert torch.equal(again.gather_test(again.partition.test.client(2)[None])[0], data.gather_test(
+        data.partition.test.client(2)[None])[0])  # fmt: skip
+    with pytest.raises(ValueError, match="does not exist: there are 60, counted from 0"):
+        ramp(partition_path=str(tmp_path / "partition.pt"))
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps([[0, 1, 2, 3], [70], [71], [72], [73]]))  # the split is drawn here
+    assert ramp(client_test_fraction=0.25, partition_path=str(path)).client_test_sizes.tolist() == [1, 0, 0, 0, 0]
+    path.write_text(json.dumps({"train": [[0], [1], [2], [3], [4]], "test": [[70], [1], [], [], []]}))
+    with pytest.raises(ValueError, match="merged example 1 is dealt twice"):
+        ramp(client_test_fraction=0.25, partition_path=str(path))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5])
+def test_a_share_to_test_on_is_between_nothing_and_all(fraction):
+    with pytest.raises(ValueError, match=f"`client_test_fraction={fraction}` must be greater than 0 and less than 1"):
+        ramp(client_test_fraction=fraction)
+    with pytest.raises(ValueError, match=r"`client_test_fraction=0.01` leaves no client an example to be tested on"):
+        ramp(client_test_fraction=0.01)

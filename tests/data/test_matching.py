@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfl.data import ClassesPerClientPartitioner, IIDPartitioner, IndexSets, NaturalPartitioner, match_label_mix
-from lfl.data.matching import keeps_groups_whole, match_groups
+from lfl.data.matching import keeps_groups_whole, match_groups, split_each
 
 
 @settings(max_examples=50, deadline=None)
@@ -67,3 +67,30 @@ def test_a_group_that_is_divided_is_tested_by_its_shares():
     assert 8 in test.client(1).tolist()
     assert not keeps_groups_whole(train, groups)
     assert not keeps_groups_whole(train, torch.arange(6))  # nothing to keep together
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=8), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 99)
+)
+def test_a_clients_examples_are_split_without_one_left_over(sizes, fraction, seed):
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    whole = IndexSets(torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)) * 3, offsets)
+    train, test = split_each(whole, fraction, seed)
+    expected = [min(round(fraction * n), max(n - 1, 0)) for n in sizes]
+    assert test.sizes.tolist() == expected
+    for client in range(len(sizes)):
+        both = torch.cat([train.client(client), test.client(client)])
+        assert torch.equal(both.sort().values, whole.client(client).sort().values)
+    again = split_each(whole, fraction, seed)
+    assert torch.equal(again[0].indices, train.indices)
+    assert torch.equal(again[1].indices, test.indices)
+
+
+def test_which_examples_a_client_is_tested_on_is_drawn():
+    whole = IndexSets(torch.arange(400), torch.tensor([0, 200, 400]))
+    first, second = (split_each(whole, 0.25, seed)[1] for seed in (0, 1))
+    assert first.sizes.tolist() == [50, 50]
+    assert not torch.equal(first.indices, second.indices)
+    # 50 of 200 at random: their mean place is 99.5 with a deviation of 7.1.
+    assert abs(float(first.client(0).double().mean()) - 99.5) < 28

@@ -12,6 +12,7 @@ from torch import Tensor
 from lfl.data import (
     ClassesPerClientPartitioner,
     DirichletPartitioner,
+    EqualDirichletPartitioner,
     IIDPartitioner,
     NaturalPartitioner,
     Partitioner,
@@ -23,6 +24,7 @@ PARTITIONERS = [
     IIDPartitioner(),
     DirichletPartitioner(alpha=0.5),
     DirichletPartitioner(alpha=0.5, balanced=True),
+    EqualDirichletPartitioner(alpha=0.5),
     ClassesPerClientPartitioner(classes_per_client=2),
     ShardPartitioner(shards_per_client=2),
     QuantitySkewPartitioner(sigma=1.0),
@@ -65,7 +67,7 @@ def test_more_clients_than_examples_is_an_error_that_names_both(partitioner):
         partitioner.split(torch.arange(20) % 4, torch.arange(20), 21, 0)
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS[1:5], ids=repr)
+@pytest.mark.parametrize("partitioner", PARTITIONERS[1:6], ids=repr)
 def test_label_skew_needs_labels(partitioner):
     with pytest.raises(ValueError, match=r"needs one integer class label per example.*float32 of shape \[20\]"):
         partitioner.split(torch.zeros(20), None, 2, 0)
@@ -226,3 +228,51 @@ def test_dirichlet_min_size_is_kept_or_explained():
 def test_settings_out_of_range(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+@pytest.mark.parametrize("alpha", [1e-5, 0.1, 10.0])
+@pytest.mark.parametrize("num_clients", [7, 20])
+def test_equal_dirichlet_gives_equal_sizes(alpha, num_clients):
+    labels = torch.arange(1000) % 10
+    sets = EqualDirichletPartitioner(alpha).split(labels, None, num_clients, 0)
+    size = 1000 // num_clients
+    assert sorted(sets.sizes.tolist()) == [size] * (num_clients - 1000 % num_clients) + [size + 1] * (
+        1000 % num_clients
+    )
+
+
+def test_equal_dirichlet_is_iid_for_large_alpha_and_one_class_for_small():
+    labels = torch.arange(20_000) % 10
+    iid = EqualDirichletPartitioner(1e6).split(labels, None, 20, 0).label_counts(labels, 10).double()
+    # 100 of 1000 with a deviation of 9.5; 200 counts, and the last clients take what is left.
+    assert float((iid[:10] - 100).abs().mean()) < 12
+    pure = EqualDirichletPartitioner(1e-3).split(labels, None, 10, 0).label_counts(labels, 10)
+    # As many clients as classes, each of which has enough for one: who comes first has one class.
+    assert int((pure.max(dim=1).values == 2000).sum()) >= 5
+
+
+def test_equal_dirichlet_draws_by_the_classes_shares_of_the_data():
+    """With ``alpha p`` a class of 1 in 10 examples is that of 1 in 10 clients; ``per_class`` draws all alike."""
+    labels = (torch.arange(40_000) % 10 == 0).long()
+    counts = [
+        EqualDirichletPartitioner(0.01, per_class=p).split(labels, None, 400, 0).label_counts(labels, 2)
+        for p in (False, True)
+    ]
+    first = [int((c[:, 1] > 50).sum()) for c in counts]
+    assert 28 <= first[0] <= 52  # 40 of 400
+    assert abs(first[1] - 40) <= 12  # all that there are: the class runs out, and the others get what is left
+
+
+def test_equal_dirichlet_variance_is_that_of_its_mixes():
+    """Var of a share of Dir(alpha p): ``p (1 - p) / (alpha + 1)``, as long as no class runs out."""
+    labels = torch.arange(200_000) % 2
+    for per_class, total in ((False, 4.0), (True, 8.0)):
+        sets = EqualDirichletPartitioner(4.0, per_class).split(labels, None, 1000, 0)
+        shares = sets.label_counts(labels, 2)[:, 0] / 200
+        # Of 1000 clients: the variance of a draw of 200 adds 1/800 at most, and its estimate is within 15 %.
+        assert float(shares.var()) == pytest.approx(0.25 / (total + 1), rel=0.15, abs=0.002)
+
+
+def test_equal_dirichlet_needs_a_positive_alpha():
+    with pytest.raises(ValueError, match="`alpha=0` of EqualDirichletPartitioner must be greater than 0"):
+        EqualDirichletPartitioner(0)

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from lfl.data import Normalize, TensorData, ToFloat
 from lfl.data.examples import ItemData
-from lfl.data.stores import DatasetStore, Loader, Store, TensorStore, make_store
+from lfl.data.stores import DatasetStore, Loader, PartStore, Store, TensorStore, make_store
 
 CPU = torch.device("cpu")
 
@@ -73,3 +73,18 @@ def test_what_is_not_random_is_applied_once_in_memory() -> None:
 def test_a_loader_begins_anew_each_time() -> None:
     loader = Loader(lambda: iter([(torch.zeros(1),)]), 1)
     assert len(loader) == len(list(loader)) == len(list(loader)) == 1
+
+
+def test_a_part_goes_by_the_positions_of_the_whole(store: Store) -> None:
+    """Examples 1, 3 and 4 of the whole; example 0 is padding."""
+    positions = torch.tensor([1, 3, 4])
+    data = in_memory() if type(store) is TensorStore else items()
+    part = PartStore(make_store(data.subset(positions), [ToFloat()], None, 0), positions, total=5)
+    part.place(CPU, torch.float64)
+    indices = torch.tensor([[3, 1], [4, 0]])
+    assert part.gather(indices, None)[1].flatten()[:3].tolist() == [3, 1, 4]
+    ((_, labels),) = part.batches([(indices, None)])
+    assert labels.flatten()[:3].tolist() == [3, 1, 4]
+    assert [batch[1].tolist() for batch in part.in_order(2)] == [[1, 3], [4]]
+    assert len(part) == 3
+    assert part.is_read == store.is_read == (type(store) is DatasetStore)
