@@ -19,7 +19,7 @@ from pathlib import Path
 from tools import CONFIGS
 from tools.papers.claims import Claim, ordered, publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, opened
-from tools.papers.stacks import final, last
+from tools.papers.study import final, last
 from tools.papers.summaries import mean_and_deviation, three_digits
 from tools.table import Table
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from tools import CONFIGS
 from tools.papers.claims import Claim, compared, publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, opened
-from tools.papers.stacks import Overrides, final
+from tools.papers.study import Overrides, final
 from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
 

@@ -1,12 +1,14 @@
-"""The studies of stacks: claims on made-up results, and one study on few rounds."""
+"""The studies: claims and tables of made-up results, and every study on few rounds."""
 
 import csv
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tools.papers import stacks
+from tools.papers import stacks, tables
 from tools.papers.experiments import Outcome
+from tools.table import Table
 
 
 def test_claims_compare_mean_accuracies() -> None:
@@ -19,13 +21,36 @@ def test_claims_compare_mean_accuracies() -> None:
     assert (second.holds, second.numbers) == (True, "Sign EF 50.0, Sign EF + FLSS 60.0")
 
 
+def outcome(accuracies: dict[int, float], bytes_a_round: float) -> Outcome:
+    traffic = {number: number * bytes_a_round for number in accuracies}
+    series = {"val_acc": accuracies, "comm/total_up_bytes": traffic, "comm/total_down_bytes": traffic}
+    return Outcome(max(accuracies), 0.0, "", series)
+
+
+def test_accuracy_at_equal_traffic() -> None:
+    """A method with twice the traffic is read at half the rounds."""
+    rising = {4: 0.1, 8: 0.2, 12: 0.3, 16: 0.4}
+    table = Table("", list(tables.flss(0.1).columns))
+    tables.tabulate_flss({"FedAvg": [outcome(rising, 1e6)], "SCAFFOLD": [outcome(rising, 2e6)]}, table)
+    # Means of three evaluations: of the last ones, and of those within the 32 MB of FedAvg.
+    assert table.rows == [["FedAvg", "30.0", "30.0", "16.0", "16.0"], ["SCAFFOLD", "30.0", "15.0", "32.0", "32.0"]]
+
+
+def test_rounds_to_targets() -> None:
+    table = Table("", list(tables.fedmrur("", ()).columns))
+    tables.tabulate_fedmrur({"FedAvg": [outcome({5: 0.86, 10: 0.91}, 1.0), outcome({5: 0.8, 10: 0.86}, 1.0)]}, table)
+    assert table.rows[0][2:] == ["8 ± 4", "10 (1 never)", "(2 never)"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
-@pytest.mark.parametrize("study", stacks.STUDIES)
-def test_quick_study(study: str, tmp_path: Path) -> None:
-    stacks.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("command", "study"), [(command, study) for command in (stacks, tables) for study in command.STUDIES]
+)
+def test_quick_study(command: ModuleType, study: str, tmp_path: Path) -> None:
+    command.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])
     with (tmp_path / f"{study}.csv").open(newline="") as file:
-        assert [line["method"] for line in csv.DictReader(file)] == list(stacks.STUDIES[study].methods)
+        assert [line["method"] for line in csv.DictReader(file)] == list(command.STUDIES[study].methods)
     assert "neither numbers nor claims count" in (tmp_path / f"{study}.md").read_text()
     assert (tmp_path / f"{study}.png").read_bytes().startswith(b"\x89PNG")

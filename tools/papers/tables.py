@@ -1,0 +1,198 @@
+"""The method tables of two papers on MNIST-5000: FedMRUR's Tables 2 and 3, and the left half of FLSS's Table 1.
+
+    python -m tools.papers.tables fedmrur-path2 fedmrur-dirichlet --seeds 1 --jobs 2
+    python -m tools.papers.tables flss-dirichlet0.1 flss-dirichlet0.5 --seeds 1
+    python -m tools.papers.tables flss-dirichlet0.1 --quick     # a look, in about a minute: no results
+
+Every number comes from runs of ``lfl fit`` with files of ``configs/`` and what a study changes in all of them, as those
+of ``stacks``. FedMRUR's setting: LeNet-5 with GroupNorm, 10 of 100 clients, the paper's rate, weight decay and alpha; a
+faster decay and a smaller rho than the paper's, for 300 rounds of a small network. FLSS's: all of 20 clients in every
+round, as in the paper, on a small MLP.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+from tools.papers.claims import Claim, ordered
+from tools.papers.experiments import Outcome
+from tools.papers.study import Overrides, Results, Study, accuracy, final, last, run_studies, told_rounds_to
+from tools.papers.summaries import mean_and_deviation
+from tools.table import Table
+
+_TARGETS = (0.85, 0.9, 0.95)
+_UP, _DOWN = "comm/total_up_bytes", "comm/total_down_bytes"
+
+
+def tabulate_fedmrur(results: Results, table: Table) -> None:
+    """Accuracy (Table 2) and rounds to three accuracies (Table 3)."""
+    for name, outcomes in results.items():
+        hits = [told_rounds_to(outcomes, target) for target in _TARGETS]
+        table.add(name, mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]), *hits)
+
+
+def claim_fedmrur(results: Results) -> list[Claim]:
+    """FedMRUR is the most accurate, and each of its parts adds to the method before it."""
+    best = max((name for name in results if name != "FedMRUR"), key=lambda name: accuracy(results, name))
+    pairs = [(best, "FedMRUR"), ("FedAvg", "FedExP"), ("FedCM", "MoFedSAM"), ("MoFedSAM", "FedMRUR")]
+    return [
+        ordered(f"{higher} is better than {lower}", {name: accuracy(results, name) for name in (lower, higher)})
+        for lower, higher in dict.fromkeys(pairs)
+    ]
+
+
+def tabulate_flss(results: Results, table: Table) -> None:
+    """Accuracy at the end, and where a method has sent as much up and down as FedAvg has at the end."""
+    budget = statistics.mean(_traffic(o, o.last_round) for o in results["FedAvg"])
+    for name, outcomes in results.items():
+        table.add(
+            name,
+            mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]),
+            mean_and_deviation([100 * _within(o, budget) for o in outcomes]),
+            *(f"{statistics.mean(last(o, metric) for o in outcomes) / 1e6:.1f}" for metric in (_UP, _DOWN)),
+        )
+
+
+def _traffic(outcome: Outcome, number: int) -> float:
+    return outcome.series[_UP][number] + outcome.series[_DOWN][number]
+
+
+def _within(outcome: Outcome, budget: float) -> float:
+    """The mean accuracy of the last three evaluations within so many bytes."""
+    reached = [value for number, value in outcome.series["val_acc"].items() if _traffic(outcome, number) <= budget]
+    return statistics.mean(reached[-3:])
+
+
+def claim_flss(results: Results) -> list[Claim]:
+    """FLSS is at least as accurate as every other method."""
+    names = [name for name in results if name != "FedAvg + FLSS"]
+    return [
+        ordered(f"FedAvg + FLSS is better than {name}", {n: accuracy(results, n) for n in (name, "FedAvg + FLSS")})
+        for name in names
+    ]
+
+
+_MNIST: Overrides = (("data.init_args.source", "lfl.data.MNIST5000"),)
+_UNIFORM: Overrides = (
+    ("trainer.participation", "lfl.participation.UniformParticipation"),
+    ("trainer.aggregator.init_args.weighting", "uniform"),
+)
+
+
+def partitioned(partitioner: str, **arguments: object) -> Overrides:
+    """Overrides that deal the data by a partitioner of ``lfl.data``."""
+    prefix = "data.init_args.partitioner"
+    return ((prefix, f"lfl.data.{partitioner}"), *((f"{prefix}.init_args.{k}", v) for k, v in arguments.items()))
+
+
+_FEDMRUR: Overrides = (
+    *_MNIST,
+    *_UNIFORM,
+    ("model.init_args.backbone", "lfl.models.LeNet5"),
+    ("model.init_args.backbone.init_args.norm", "group"),
+    ("data.init_args.num_clients", 100),
+    ("data.init_args.batch_size", 10),
+    ("trainer.participation.init_args.clients_per_round", 10),
+    ("trainer.local_epochs", 3),
+    ("optimizer.init_args.lr", 0.1),
+    ("optimizer.init_args.weight_decay", 5e-4),
+    ("lr_scheduler", "torch.optim.lr_scheduler.ExponentialLR"),
+    ("lr_scheduler.init_args.gamma", 0.99),
+)
+
+
+def callback(name: str, **arguments: object) -> dict[str, object]:
+    """A callback of ``lfl`` as a file of settings has it."""
+    return {"class_path": f"lfl.callbacks.{name}", "init_args": arguments}
+
+
+def stack(*callbacks: dict[str, object]) -> Overrides:
+    """Overrides that replace all callbacks of a file: a setting of one of several has no name on the command line."""
+    return (("trainer.callbacks", json.dumps(callbacks)),)
+
+
+_HYPERBOLIC = callback("HyperbolicRegularization", layer="backbone.features")
+_SAM = callback("SharpnessAware", rho=0.1)
+_MOMENTUM = callback("ClientMomentum", alpha=0.1, momentum_from="aggregate")
+
+
+def fedmrur(title: str, partition: Overrides) -> Study:
+    """The methods of FedMRUR's Tables 2 and 3 on one partition."""
+    return Study(
+        f"MNIST-5000, LeNet-5 with GroupNorm, {title}, 10 of 100 clients",
+        {
+            "FedAvg": "fedavg.yaml",
+            "FedExP": "fedexp.yaml",
+            "FedProx": "fedprox.yaml",
+            "SCAFFOLD": "scaffold.yaml",
+            "FedCM": "fedcm.yaml",
+            "MoFedSAM": ("mofedsam.yaml", stack(_SAM, callback("ClientMomentum", alpha=0.1))),
+            "FedMRUR": ("fedmrur.yaml", stack(_HYPERBOLIC, _SAM, _MOMENTUM)),
+        },
+        (*_FEDMRUR, *partition),
+        rounds=300,
+        evaluate_every=5,
+        metrics=("val_acc",),
+        tabulate=tabulate_fedmrur,
+        claims=claim_fedmrur,
+        columns=("method", "accuracy %", *(f"rounds to {100 * target:g} %" for target in _TARGETS)),
+    )
+
+
+_FLSS: Overrides = (
+    *_MNIST,
+    *_UNIFORM,
+    ("model.init_args.backbone", "lfl.models.MLP"),
+    ("model.init_args.backbone.init_args.in_features", 784),
+    ("model.init_args.backbone.init_args.hidden", [100]),
+    ("model.init_args.backbone.init_args.num_classes", 10),
+    ("data.init_args.num_clients", 20),
+    ("data.init_args.batch_size", 20),
+    ("trainer.participation.init_args.clients_per_round", 20),
+    ("trainer.local_epochs", 2),
+    ("optimizer.init_args.lr", 0.2),
+)
+
+
+def flss(alpha: float) -> Study:
+    """The methods of the left half of FLSS's Table 1 on one partition."""
+    own = "trainer.callbacks.init_args"
+    return Study(
+        f"MNIST-5000, MLP 784-100-10, Dirichlet({alpha:g}), all of 20 clients",
+        {
+            "FedAvg": "fedavg.yaml",
+            "FedProx": ("fedprox.yaml", ((f"{own}.mu", 0.01),)),
+            "SCAFFOLD": "scaffold.yaml",
+            "MOON": ("moon.yaml", ((f"{own}.mu", 0.01), (f"{own}.temperature", 1.0))),
+            "FedDyn": ("feddyn.yaml", ((f"{own}.alpha", 0.5),)),
+            "FedDC": ("feddc.yaml", ((f"{own}.alpha", 0.5),)),
+            "FedGen": "fedgen.yaml",
+            "FedNTD": ("fedntd.yaml", ((f"{own}.beta", 0.001), (f"{own}.temperature", 1.0))),
+            "FedAvg + FLSS": ("flss.yaml", ((f"{own}.warmup_rounds", 80), (f"{own}.rank", 20))),
+        },
+        (*_FLSS, *partitioned("DirichletPartitioner", alpha=alpha)),
+        rounds=160,
+        evaluate_every=4,
+        metrics=("val_acc", _UP, _DOWN),
+        tabulate=tabulate_flss,
+        claims=claim_flss,
+        columns=("method", "accuracy %", "at FedAvg's traffic", "MB up", "MB down"),
+        clock=_UP,
+    )
+
+
+STUDIES = {
+    "fedmrur-path2": fedmrur("2 classes per client", partitioned("ClassesPerClientPartitioner", classes_per_client=2)),
+    "fedmrur-dirichlet": fedmrur("equal-size Dirichlet(0.3)", partitioned("EqualDirichletPartitioner", alpha=0.3)),
+    "flss-dirichlet0.1": flss(0.1),
+    "flss-dirichlet0.5": flss(0.5),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    run_studies(STUDIES, __doc__, "runs/tables", arguments)
+
+
+if __name__ == "__main__":
+    main()
