@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from contract.methods import also
 from published_files import read_mnist_once, write_cifar, write_mnist_like
 
 from lfl.__main__ import main
@@ -18,6 +19,8 @@ REPOSITORY = Path(__file__).parent.parent
 SWEEP = "configs/sweeps/ssf.yaml"
 CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").rglob("*.yaml"))
 RUNNABLE = [name for name in CONFIGS if name != SWEEP]
+# Of the ResNet-18s in a paper's setting, at 8 s each, the fast part trains the one with the most parts.
+BIG = [name for name in RUNNABLE if name.startswith("configs/papers/fedmrur/") and not name.endswith("/fedmrur.yaml")]
 FEWER = [
     "--trainer.accelerator=cpu",
     "--trainer.max_rounds=2",
@@ -87,7 +90,7 @@ def metrics(folder: Path = Path("runs")) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", [also(name) if name in BIG else name for name in RUNNABLE])
 def test_config_runs_by_its_own_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = first_line(name)
     few_images = FEW_IMAGES if write_data(arguments, monkeypatch) else []
