@@ -169,8 +169,8 @@ class EqualDirichletPartitioner(Partitioner):
     Federated Visual Classification", 2019, section 3. Every example is dealt, so that sizes differ by at most one.
 
     Clients are served in random order. When a class has run out, the rest of a client's examples are drawn by its mix
-    of the classes that are left, or, where it has no share of those, by what is left of each. So the last clients may
-    have other mixes than they have drawn, the more the smaller alpha is.
+    of the classes that are left. So the last clients may have other mixes than they have drawn, the more the smaller
+    alpha is.
 
     Args:
         alpha: concentration, positive; small means few classes per client, large means IID.
@@ -199,8 +199,7 @@ class EqualDirichletPartitioner(Partitioner):
         # The first in this order get one more, where the examples cannot be shared equally.
         sizes = len(labels) // num_clients + (np.arange(num_clients) < len(labels) % num_clients)
         for client, size in zip(order, sizes, strict=True):
-            mix = _log_gamma(rng, concentration, len(left)).softmax(0).numpy()
-            taken[client] = _drawn(rng, mix, left, int(size))
+            taken[client] = _drawn(rng, _log_gamma(rng, concentration, len(left)), left, int(size))
             left -= taken[client]
         # Class after class, the shuffled examples go to the clients by what they have drawn.
         owners = torch.empty_like(labels)
@@ -375,17 +374,17 @@ def _log_gamma(rng: np.random.Generator, alpha: float | np.ndarray, count: int) 
     return torch.from_numpy(boosted + np.log1p(-rng.random(count)) / alpha)
 
 
-def _drawn(rng: np.random.Generator, mix: np.ndarray, left: np.ndarray, size: int) -> np.ndarray:
-    """Draw ``size`` examples from classes by ``mix`` [K], no more than are ``left`` [K]; how many of each class [K].
+def _drawn(rng: np.random.Generator, log_mix: Tensor, left: np.ndarray, size: int) -> np.ndarray:
+    """Draw ``size`` examples from classes by a mix, no more than are ``left`` [K]; how many of each class [K].
 
-    What is drawn beyond that is drawn again from the classes that are left.
+    ``log_mix`` [K] are the logarithms of the classes' shares, but for a constant. What is drawn beyond what is left is
+    drawn again from the other classes.
     """
     taken = np.zeros_like(left)
     while size:
-        shares = np.where(taken < left, mix, 0.0)
-        if not shares.sum() > 0:
-            shares = (left - taken).astype(float)
-        drawn = np.minimum(rng.multinomial(size, shares / shares.sum()), left - taken)
+        # From logarithms each time: shares may be too small for numbers beside that of a class that has run out.
+        shares = log_mix.masked_fill(torch.from_numpy(taken >= left), -math.inf).softmax(0).numpy()
+        drawn = np.minimum(rng.multinomial(size, shares), left - taken)
         taken += drawn
         size -= int(drawn.sum())
     return taken
