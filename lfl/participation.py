@@ -243,6 +243,11 @@ class FixedParticipation(Participation):
         )
 
     @override
+    def count(self, num_clients: int) -> int | None:
+        counts = {len(ids) for ids in self.schedule}
+        return counts.pop() if len(counts) == 1 else None
+
+    @override
     def check(self, num_clients: int) -> None:
         outside = sorted({i for ids in self.schedule for i in ids if not 0 <= i < num_clients})
         if outside:

@@ -122,6 +122,7 @@ def test_the_number_of_participants_is_told_where_it_never_changes() -> None:
     assert UniformParticipation(7).count(20) == UniformParticipation(0.35).count(20) == 7
     assert UniformParticipation().count(4) == 4
     assert FullParticipation().count(20) == 20
+    assert FixedParticipation([[1, 4], [2, 3]]).count(20) == 2
     for participation in (PoissonParticipation(0.5), FixedParticipation([[1], [2, 3]]), DoublingParticipation()):
         assert participation.count(20) is None
 

@@ -81,8 +81,8 @@ class LocalNoise(FederatedCallback):
 
     def _noise(self, cohort: Cohort, rows: Tensor) -> Tensor:
         keys = self._federation.keys(cohort.ids, "local-noise", cohort.round.number)
-        noise: Tensor = normal(keys, rows.shape[1], rows.dtype) * (self.noise_multiplier * self.clip)
-        return noise
+        deviation = float(self.noise_multiplier * self.clip)
+        return normal(keys, rows.shape[1], rows.dtype) * deviation
 
     @override
     def on_round_end(self, round: Round) -> None:

@@ -24,7 +24,7 @@ from lfl.arguments import check_number
 from lfl.callback import FederatedCallback, overrides
 from lfl.comm import Message, Payload
 from lfl.federation import Federation
-from lfl.participation import FullParticipation, PoissonParticipation, UniformParticipation
+from lfl.participation import PoissonParticipation, UniformParticipation
 from lfl.round import Cohort, Round
 
 _EXTRA = "{owner} computes epsilon with the package `dp-accounting`: pip install 'lfl[privacy]'."
@@ -35,18 +35,19 @@ _BELOW = "privacy/below"
 class DifferentialPrivacy(FederatedCallback):
     """Client-level DP-FedAvg: ``x+ = x + (sum_i delta_i min(1, S / |delta_i|) + N(0, (sigma S)^2 I)) / m``.
 
-    m is fixed: q N for `PoissonParticipation`, M for `UniformParticipation` and `FullParticipation`, so that nobody's
-    presence is told by it. Every round is noised, one without participants too. Noise follows from (seed, round): a run
-    can be repeated, and whoever knows the seed can take the noise away. Clients need the uniform mean, and what they
-    send must be their update alone.
+    m is fixed, so that nobody's presence is told by it: q N for `PoissonParticipation`, else the number of participants
+    M, which must be the same in every round. Every round is noised, one without participants too. Noise follows from
+    (seed, round): a run can be repeated, and whoever knows the seed can take the noise away. It takes the uniform mean,
+    and clients that send their updates and nothing else.
 
     ``privacy/epsilon`` is logged: the run so far is (epsilon, delta)-differentially private for what becomes of the
     model, by Renyi accounting. What neighbouring federations are depends on the sampling:
 
-    - Poisson, and full participation: one client's data is there or not. An update is there or not, which changes the
-      sum by S at most.
-    - M of N without replacement: one client's data is replaced by other data, N being public. That changes the sum by
-      2 S, so that the accountant is told a noise multiplier of sigma / 2: the same noise gives a larger epsilon.
+    - `PoissonParticipation`: one client's data is there or not. An update is there or not, which changes the sum by S.
+    - `UniformParticipation`, M of N without replacement in every round: one client's data is replaced by other data, N
+      being public. That changes the sum by 2 S, so that the accountant is told a noise multiplier of sigma / 2: the
+      same noise gives a larger epsilon.
+    - All others, such as `FullParticipation`: as for Poisson, with nothing gained from who is drawn.
 
     Losses, accuracies and numbers of clients that are logged are not noised, and not covered.
 
@@ -222,31 +223,34 @@ class Sampling:
         num_clients: N.
         probability: of each client, where they are drawn by independent coins (q).
         size: number of participants, where it is fixed (M).
+        is_fresh: whether the M are drawn anew in every round, all with equal chances.
     """
 
     num_clients: int
     probability: float | None
-    size: int | None
+    size: int = 0
+    is_fresh: bool = False
 
     @classmethod
     def of(cls, federation: Federation) -> Sampling:
-        """The sampling of a run; raises ValueError where there is no accounting for it."""
+        """The sampling of a run; raises ValueError where there is no fixed number to divide by."""
         participation, num_clients = federation.participation, federation.num_clients
         if isinstance(participation, PoissonParticipation):
-            return cls(num_clients, participation.probability, None)
+            return cls(num_clients, participation.probability)
+        size = participation.count(num_clients)
+        if size is None:
+            raise ValueError(
+                "DifferentialPrivacy divides the sum of updates by a fixed number, and needs PoissonParticipation, or "
+                "one that has as many participants in every round, such as UniformParticipation, not "
+                f"{type(participation).__name__}."
+            )
         is_fresh = isinstance(participation, UniformParticipation) and participation.rounds_per_draw == 1
-        if is_fresh or isinstance(participation, FullParticipation):
-            return cls(num_clients, None, participation.count(num_clients))
-        raise ValueError(
-            "DifferentialPrivacy knows what a round costs where participants are drawn anew in every round, with equal "
-            "chances: use PoissonParticipation, UniformParticipation with `rounds_per_draw=1`, or FullParticipation, "
-            f"not {type(participation).__name__}."
-        )
+        return cls(num_clients, None, size, is_fresh and size < num_clients)
 
     @property
     def denominator(self) -> float:
         """The fixed number by which sums are divided (m): q N or M."""
-        return self.num_clients * self.probability if self.probability is not None else float(self.size or 0)
+        return self.num_clients * self.probability if self.probability is not None else float(self.size)
 
     def cost(self, accounting: Accounting, noise_multiplier: float) -> Any:
         """The Renyi divergences of a round for updates of norm 1 at most, and noise of ``noise_multiplier``."""
@@ -255,7 +259,7 @@ class Sampling:
         if self.probability is not None:
             event = library.PoissonSampledDpEvent(self.probability, library.GaussianDpEvent(noise_multiplier))
             return accounting.divergences(event, relation.ADD_OR_REMOVE_ONE)
-        if self.size == self.num_clients:
+        if not self.is_fresh:
             return accounting.divergences(library.GaussianDpEvent(noise_multiplier), relation.ADD_OR_REMOVE_ONE)
         # The accountant wants noise as a multiple of what one record changes, which is 2 S for one that is replaced.
         gaussian = library.GaussianDpEvent(noise_multiplier / 2)

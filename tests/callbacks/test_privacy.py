@@ -133,8 +133,11 @@ def epsilon(event: Any, relation: Any, rounds: int, delta: float) -> float:
         ),
         (UniformParticipation(5), dp.GaussianDpEvent(1.5), RELATION.ADD_OR_REMOVE_ONE),
         (FullParticipation(), dp.GaussianDpEvent(1.5), RELATION.ADD_OR_REMOVE_ONE),
+        # Nothing is gained from draws that are not made in every round, or from none.
+        (UniformParticipation(2, rounds_per_draw=2), dp.GaussianDpEvent(1.5), RELATION.ADD_OR_REMOVE_ONE),
+        (FixedParticipation([[0, 1], [1, 2]]), dp.GaussianDpEvent(1.5), RELATION.ADD_OR_REMOVE_ONE),
     ],
-    ids=["poisson", "without replacement", "all of all", "full"],
+    ids=["poisson", "without replacement", "all of all", "full", "seldom drawn", "fixed"],
 )
 def test_epsilon_is_the_accountants(participation: Any, event: Any, relation: Any, tmp_path: Path) -> None:
     kept = Rounds()
@@ -270,11 +273,7 @@ def test_stacks_that_are_covered(tmp_path: Path) -> None:
     [
         ({"aggregator": MeanAggregator("examples")}, "use `MeanAggregator` with `weighting=uniform`, not `MeanAggreg"),
         ({"aggregator": CoordinateMedian()}, "not `CoordinateMedian` with `weighting=uniform`"),
-        ({"participation": FixedParticipation([[0, 1]])}, "use PoissonParticipation, .* not FixedParticipation"),
-        (
-            {"participation": UniformParticipation(3, rounds_per_draw=2)},
-            "UniformParticipation with `rounds_per",
-        ),
+        ({"participation": FixedParticipation([[0, 1], [2]])}, "needs PoissonParticipation, .* not FixedParticipation"),
     ],
 )
 def test_settings_that_are_not_accounted_for_are_refused(options: Any, message: str, tmp_path: Path) -> None:
