@@ -409,7 +409,7 @@ class LightningFacade(RunFacade):
         if self._datamodule is None:
             return None
         limit = {"val": self.limit_val_batches, "test": self.limit_test_batches}.get(name, 1.0)
-        return limited(getattr(self._datamodule, f"{name}_dataloader")(), limit)
+        return limited(getattr(self._datamodule, f"{name}_dataloader")(), limit, f"limit_{name}_batches")
 
 
 class _Strategy:

@@ -233,6 +233,10 @@ def test_every_attribute_is_documented() -> None:
 
 def test_loading_needs_no_arguments(tmp_path: Path) -> None:
     module = stock(lr=0.25)
+    with pytest.raises(
+        ValueError, match=r"`limit_val_batches=0.5` of 1 batch\(es\) is less than one: use a larger share"
+    ):
+        train([], tmp_path, stock(), limit_val_batches=0.5)
     trainer = train([], tmp_path, module, max_rounds=1, precision="32-true", checkpoint=Checkpointing())
     loaded = Stock.load_from_checkpoint(Path(trainer.log_dir) / "checkpoints" / "last.ckpt")
     assert loaded.hparams == {"lr": 0.25}
