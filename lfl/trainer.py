@@ -236,6 +236,7 @@ class FederatedTrainer(LightningFacade):
         if saved is not None and path is not None:
             check_resumable(saved["settings"], builder.description, path)
         # Everything that could be refused has been checked: a refused run leaves no folder.
+        self._rates = builder.rates
         folder = self._open_folder(data)
         run = self._run = builder.build(training, folder, self.loggers, self.display)
         self._set_up_callbacks(lightning, folder, "fit")

@@ -157,6 +157,26 @@ def test_one_cycle_by_lightnings_documentation(tmp_path: Path) -> None:
 
 
 def test_rates_set_by_a_hook_are_the_clients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_step_may_log_its_rate(engine: str, tmp_path: Path) -> None:
+    class Telling(Stock):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
+            self.log("again", self.lr_schedulers().get_last_lr()[0])
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    trainer = train([], tmp_path, stock(Telling), engine=engine, local_epochs=20)
+    rows = [row for _, row in read_rows(trainer.log_dir + "/metrics.csv")]
+    for name in ("rate", "again", "lr"):
+        assert [row[name] for row in rows] == pytest.approx([0.1, 0.05, 0.025], rel=1e-12)
+    with pytest.raises(ValueError, match="it reads `"):
+        train([], tmp_path, stock(Telling), engine=engine, trace_steps=True)
+
+
     class Halving(Stock):
         def on_train_epoch_start(self) -> None:
             for group in self.optimizers().param_groups:
