@@ -411,7 +411,7 @@ class _Loggers:
         self._loggers: list[Any] = list(loggers)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"states": [dict(g.state_dict()) if hasattr(g, "state_dict") else {} for g in self._loggers]}
+        return {"states": [dict(g.state_dict() or {}) if hasattr(g, "state_dict") else {} for g in self._loggers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Not strict: other loggers are accepted when a run is resumed.

@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim import Optimizer
 
@@ -143,9 +144,12 @@ class FederatedTrainer(LightningFacade):
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,
     ) -> None:
+        self._writes_csv = logger is not False and not fast_dev_run
         if fast_dev_run:
-            check_number("", "fast_dev_run", int(fast_dev_run), least=1, whole=True)
-            max_rounds, logger, checkpoint = 1, False, None
+            if fast_dev_run is not True:
+                check_number("", "fast_dev_run", fast_dev_run, least=1, whole=True)
+            max_rounds, checkpoint = 1, None
+            logger = False if logger is False else DummyLogger()  # as in Lightning: what people call of loggers works
             limit_val_batches = limit_test_batches = int(fast_dev_run)
         # These start processes by calling a function; the processes of a run are started anew with the whole script.
         if "spawn" in strategy or "fork" in strategy or "notebook" in strategy:
@@ -191,7 +195,6 @@ class FederatedTrainer(LightningFacade):
         self.log_dir = ""  # the folder of the newest run or evaluation
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
         self.loggers = [] if isinstance(logger, bool) else list(logger) if isinstance(logger, list) else [logger]
-        self._writes_csv = logger is not False
         self._csv_logger: CSVLogger | None = None
         self._processes = Processes(self.fabric)
         self._threads = Threads(num_threads)
