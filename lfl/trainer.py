@@ -316,6 +316,7 @@ class FederatedTrainer(LightningFacade):
     def _calling(self, function: TrainerFn, model: LightningModule, datamodule: LightningDataModule) -> Iterator[None]:
         """What surrounds each call: what users draw afterwards does not depend on it, nor it on what they drew."""
         self._function, self._status, self._lightning = function, TrainerStatus.RUNNING, None
+        _federated(datamodule)  # looked at first: dataloaders of Lightning's `fit` stand where the checkpoint does here
         try:
             with self._watch.guarding(), HostGenerators(*model.modules()).kept(), self._threads.kept():
                 yield
@@ -346,20 +347,16 @@ class FederatedTrainer(LightningFacade):
             self.fabric.launch()
             self._are_launched = True
         self._threads.start(self.device, max(1, self.world_size // self.num_nodes), self._processes.ask_first)
-        if not isinstance(datamodule, FederatedData):
-            raise ValueError(
-                f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can "
-                "be any dataset (`DatasetSource`)."
-            )
+        data = _federated(datamodule)
         if not model.automatic_optimization:
             raise ValueError(
                 f"{type(model).__name__} uses manual optimization; a client's steps are taken by the trainer."
             )
         # One process after the other, so that only the first one downloads.
         with self.fabric.rank_zero_first():
-            datamodule.prepare_data()
-        datamodule.setup(stage)
-        self._module, self._datamodule = model, datamodule
+            data.prepare_data()
+        data.setup(stage)
+        self._module, self._datamodule = model, data
         model.trainer = self  # type: ignore[assignment]
         self.callbacks = with_those_of(model, self._own_callbacks)
         self._lightning = LightningCallbacks(self, model, self.callbacks)
@@ -367,9 +364,9 @@ class FederatedTrainer(LightningFacade):
         model.configure_model()
         module = self.fabric.strategy.precision.convert_module(model)
         self.fabric.to_device(module)
-        datamodule.place(self.device, torch.float64 if self._settings.precision == "64-true" else torch.float32)
+        data.place(self.device, torch.float64 if self._settings.precision == "64-true" else torch.float32)
         # Outside of `fit` no parameter is trained, and none will be.
-        return self._client_model(model, self.max_rounds if stage == "fit" else 0), datamodule, self._lightning
+        return self._client_model(model, self.max_rounds if stage == "fit" else 0), data, self._lightning
 
     def _set_up_callbacks(self, lightning: LightningCallbacks, folder: Path, stage: str) -> None:
         for callback in self.callbacks:
@@ -494,3 +491,12 @@ class FederatedTrainer(LightningFacade):
         if metrics:
             self.display.show(metrics_table(metrics))
         return metrics, outputs
+
+
+def _federated(datamodule: LightningDataModule) -> FederatedData:
+    if isinstance(datamodule, FederatedData):
+        return datamodule
+    raise ValueError(
+        f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can be any "
+        "dataset (`DatasetSource`)."
+    )
