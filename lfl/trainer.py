@@ -183,6 +183,7 @@ class FederatedTrainer(LightningFacade):
         self.num_nodes = num_nodes
         self._own_callbacks = listed(callbacks)
         self.callbacks = list(self._own_callbacks)  # and those of the module, from its first call on
+        self._brought: list[Callback] = []
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
@@ -235,11 +236,11 @@ class FederatedTrainer(LightningFacade):
         client_model, data, lightning = self._prepare(model, datamodule, "fit")
         builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes, lightning)
         builder.check()
+        self._rates = builder.rates
         training = builder.training(saved["engine"] if saved is not None else {}, self._threads.most)
         if saved is not None and path is not None:
             check_resumable(saved["settings"], builder.description, path)
         # Everything that could be refused has been checked: a refused run leaves no folder.
-        self._rates = builder.rates
         folder = self._open_folder(data)
         run = self._run = builder.build(training, folder, self.loggers, self.display)
         self._set_up_callbacks(lightning, folder, "fit")
@@ -315,8 +316,8 @@ class FederatedTrainer(LightningFacade):
     @contextmanager
     def _calling(self, function: TrainerFn, model: LightningModule, datamodule: LightningDataModule) -> Iterator[None]:
         """What surrounds each call: what users draw afterwards does not depend on it, nor it on what they drew."""
-        self._function, self._status, self._lightning = function, TrainerStatus.RUNNING, None
         _federated(datamodule)  # looked at first: dataloaders of Lightning's `fit` stand where the checkpoint does here
+        self._function, self._status, self._lightning = function, TrainerStatus.RUNNING, None
         try:
             with self._watch.guarding(), HostGenerators(*model.modules()).kept(), self._threads.kept():
                 yield
@@ -358,7 +359,11 @@ class FederatedTrainer(LightningFacade):
         data.setup(stage)
         self._module, self._datamodule = model, data
         model.trainer = self  # type: ignore[assignment]
+        # Users append to the list; what the module brought to the last call is not theirs.
+        added = [c for c in self.callbacks if all(c is not known for known in self._own_callbacks + self._brought)]
+        self._own_callbacks += listed(added)
         self.callbacks = with_those_of(model, self._own_callbacks)
+        self._brought = [c for c in self.callbacks if all(c is not own for own in self._own_callbacks)]
         self._lightning = LightningCallbacks(self, model, self.callbacks)
         model.setup(stage)
         model.configure_model()
@@ -370,7 +375,7 @@ class FederatedTrainer(LightningFacade):
 
     def _set_up_callbacks(self, lightning: LightningCallbacks, folder: Path, stage: str) -> None:
         for callback in self.callbacks:
-            prepare(callback, folder)
+            prepare(callback, folder, stage)
         lightning.call("setup", stage)
 
     def _tear_down(self, lightning: LightningCallbacks, model: LightningModule, stage: str) -> None:
