@@ -137,7 +137,9 @@ class RunBuilder:
     def val_dataloaders(self) -> Any:
         """The validation data; None if there is none, or the module has no validation step."""
         limit = self._settings.limit_val_batches
-        return limited(self._data.val_dataloader(), limit) if limit and self.evaluator.can("validate") else None
+        if not limit or not self.evaluator.can("validate"):
+            return None
+        return limited(self._data.val_dataloader(), limit, "limit_val_batches")
 
     def training(self, saved_choice: dict[str, Any], most_threads: int = 1) -> LocalTraining:
         """Build the local training, with an engine.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import Callback, LightningModule, callbacks
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
@@ -45,13 +46,14 @@ _REFUSED = {
     "ThroughputMonitor": "it counts training batches; `time/train_s` is logged in every round",
     "BasePredictionWriter": "`predict` returns the predictions, and writes them to `predictions.pt`",
 }
+_FOLDER = "_lfl_dirpath"  # attribute of a ModelCheckpoint: the folder that `prepare` gave it
 
 
 class LightningCallbacks:
     """All callbacks of a trainer, as Lightning calls them: with the trainer and the module.
 
     Callbacks that watch metrics to stop a run or to save it (EarlyStopping, ModelCheckpoint) come after all others,
-    when a round is finished, as in Lightning.
+    when a round is finished.
 
     Args:
         trainer: passed to the hooks.
@@ -63,6 +65,8 @@ class LightningCallbacks:
         self._trainer = trainer
         self._module = module
         self._callbacks = list(callbacks)
+        # Those that save come last, as in Lightning: their files hold what the others have come to in this round.
+        self._watching = sorted(filter(is_watching, callbacks), key=lambda c: isinstance(c, Checkpoint))
         self._calls: dict[str, list[Callable[..., Any]]] = {}
         self._latest: dict[str, Any] = {}  # published since the metrics were asked for
         self._metrics: dict[str, Tensor] = {}
@@ -111,7 +115,7 @@ class LightningCallbacks:
 
     def end_round(self, was_evaluated: bool) -> None:
         """Show a finished round to the callbacks that watch metrics."""
-        for callback in filter(is_watching, self._callbacks):
+        for callback in self._watching:
             if was_evaluated:
                 callback.on_validation_end(self._trainer, self._module)
             callback.on_train_epoch_end(self._trainer, self._module)
@@ -136,6 +140,7 @@ def listed(callbacks: list[Callback] | Callback | None) -> list[Callback]:
     listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
     for callback in listed:
         check_callback(callback)
+    _check_keys(listed)
     return list(listed)
 
 
@@ -144,7 +149,9 @@ def with_those_of(model: LightningModule, callbacks: list[Callback]) -> list[Cal
     found = model.configure_callbacks()
     own = listed(list(found) if isinstance(found, Sequence) else [found])
     kinds = {type(callback) for callback in own}
-    return [callback for callback in callbacks if type(callback) not in kinds] + own
+    joined = [callback for callback in callbacks if type(callback) not in kinds] + own
+    _check_keys(joined)
+    return joined
 
 
 def has_hook(callback: Callback, hook: str) -> bool:
@@ -155,7 +162,7 @@ def has_hook(callback: Callback, hook: str) -> bool:
 
 def is_watching(callback: Callback) -> bool:
     """Whether a callback watches the metrics of finished rounds, to stop the run or to save it."""
-    return isinstance(callback, callbacks.EarlyStopping | callbacks.Checkpoint)
+    return isinstance(callback, callbacks.EarlyStopping | Checkpoint)
 
 
 def check_callback(callback: Any) -> None:
@@ -182,6 +189,21 @@ def check_callback(callback: Any) -> None:
         )
 
 
+def _check_keys(callbacks: list[Callback]) -> None:
+    """Refuse callbacks with a state under one key, of which a checkpoint would hold one state only."""
+    keys: set[str] = set()
+    for callback in callbacks:
+        if isinstance(callback, FederatedCallback) or not has_hook(callback, "state_dict"):
+            continue
+        if callback.state_key in keys:
+            raise ValueError(
+                f"`callbacks` has more than one {type(callback).__name__} with the `state_key` "
+                f"{callback.state_key!r}, and a checkpoint would hold the state of one only: leave one out, or let "
+                "each have a `state_key` of its own."
+            )
+        keys.add(callback.state_key)
+
+
 def _check_settings(callback: Callback) -> None:
     """Refuse settings of Lightning's callbacks that would silently do nothing."""
     if isinstance(callback, callbacks.LearningRateMonitor) and callback.logging_interval == "step":
@@ -195,18 +217,27 @@ def _check_settings(callback: Callback) -> None:
             raise ValueError(
                 f"`ModelCheckpoint({given})` would save nothing: use `every_n_epochs`, a number of rounds."
             )
+        if callback.save_last and callback.save_weights_only and callback.dirpath is None:
+            raise ValueError(
+                "`ModelCheckpoint(save_last=True, save_weights_only=True)` would put weights in the place of "
+                "`checkpoints/last.ckpt`, from which a run goes on: give it a `dirpath`, or leave out `save_last`."
+            )
         if getattr(callback, "save_on_exception", False):
             raise ValueError(f"`ModelCheckpoint(save_on_exception=True)`: {_REFUSED['OnExceptionCheckpoint']}.")
 
 
-def prepare(callback: Callback, folder: Path) -> None:
+def prepare(callback: Callback, folder: Path, stage: str = "fit") -> None:
     """Give one of Lightning's callbacks what it would otherwise ask Lightning's trainer for.
 
     Args:
         callback: any callback.
         folder: the run's folder.
+        stage: what is run: fit, test, ...
     """
-    if isinstance(callback, callbacks.ModelCheckpoint) and callback.dirpath is None:
-        callback.dirpath = str(folder / "checkpoints")
+    if isinstance(callback, callbacks.ModelCheckpoint):
+        # A folder that it was given here is that of an earlier run or evaluation, and no place for files of this one.
+        given = vars(callback).get(_FOLDER)
+        if callback.dirpath is None or (stage == "fit" and callback.dirpath == given):
+            callback.dirpath = vars(callback)[_FOLDER] = str(folder / "checkpoints")
     if isinstance(callback, callbacks.Timer):  # it looks at the clock after every batch, unless it is told otherwise
         callback._interval = Interval.epoch

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lfl.client.rates import LearningRates
 from lfl.client.schedule import steps_per_epoch_of
 from lfl.coming_from_lightning import missing_attribute
 from lfl.data.base import FederatedData
@@ -50,6 +51,7 @@ class LightningFacade(RunFacade):
     _datamodule: FederatedData | None = None
     _module: LightningModule | None = None
     _lightning: LightningCallbacks | None = None
+    _rates: LearningRates | None = None  # of the run; steps that are tried before there is one ask for them, too
     _function = TrainerFn.FITTING
     _status = TrainerStatus.INITIALIZING
 
@@ -237,12 +239,12 @@ class LightningFacade(RunFacade):
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizer whose learning rates all clients get in the next round; it takes no steps itself."""
-        return [] if self._run is None else [self._run.rates.optimizer]
+        return [] if self._rates is None else [self._rates.optimizer]
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
         """The schedulers that step once a round."""
-        return [] if self._run is None else self._run.rates.configs
+        return [] if self._rates is None else self._rates.configs
 
     @property
     def accumulate_grad_batches(self) -> int:
@@ -409,7 +411,7 @@ class LightningFacade(RunFacade):
         if self._datamodule is None:
             return None
         limit = {"val": self.limit_val_batches, "test": self.limit_test_batches}.get(name, 1.0)
-        return limited(getattr(self._datamodule, f"{name}_dataloader")(), limit)
+        return limited(getattr(self._datamodule, f"{name}_dataloader")(), limit, f"limit_{name}_batches")
 
 
 class _Strategy:

@@ -305,6 +305,8 @@ class Run(Federation):
         # the rows of the old snapshot be overwritten. The barrier tells the other processes that it is replaced.
         is_inside = path.parent == self.folder / "checkpoints"
         tag = f"{path.name if is_inside else path.resolve()}@{self.progress.round}"
+        while tag in self._live_tags.values():  # a ModelCheckpoint has saved `last.ckpt` in this round, too
+            tag += "+"
         state = self.state_dict(tag)
         if not is_inside:
             state["folder"] = str(self.folder.resolve())  # where the client rows are
@@ -349,6 +351,9 @@ class Run(Federation):
         state["state_dict"] = self.server_state_dict()
         for where, value in self._named_parts(state):
             check_savable(value, where)
+        if is_begun:  # hooks of checkpoints may ask for what comes of a round
+            for name, value in self.weights().items():
+                check_savable(value, f"`checkpoint[{name!r}]`")
 
     def _named_parts(self, state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         """The parts of a state that users may have written, each with the name by which they know it."""
@@ -361,6 +366,8 @@ class Run(Federation):
         for group, key, owners in groups:
             for owner, part in zip(owners, state.get(group, {}).get(key, ()), strict=False):
                 yield f"`{owner}.state_dict()`", part
+        for owner, part in state.get("lightning", {}).items():
+            yield f"`{owner.partition('{')[0]}.state_dict()`", part
         for name in ("server", "checkpointing", "state_dict"):
             owner = {"server": "server_optimizer", "state_dict": type(self.model.module).__name__}.get(name, name)
             if name in state:
@@ -410,7 +417,7 @@ class _Loggers:
         self._loggers: list[Any] = list(loggers)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"states": [dict(g.state_dict()) if hasattr(g, "state_dict") else {} for g in self._loggers]}
+        return {"states": [dict(g.state_dict() or {}) if hasattr(g, "state_dict") else {} for g in self._loggers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Not strict: other loggers are accepted when a run is resumed.

@@ -19,8 +19,10 @@ from lfl.participation import Participation
 from lfl.system import System
 
 _CHOICES = {
+    "precision": ("32-true", "64-true", "bf16-mixed"),
     "engine": ("auto", "sequential", "vectorized"),
     "trace_steps": ("auto", True, False, "compile"),
+    "client_state": ("device", "host", "memmap"),
     "buffer_policy": ("average", "server", "client"),
     "on_nonfinite": ("stop", "skip"),
 }
@@ -30,7 +32,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "system": (System, "ExponentialSpeeds()"),
     "checkpointing": (Checkpointing, "Checkpointing(every_n_rounds=5)"),
 }
-_OPTIONAL = ("system", "checkpointing")
+_OPTIONAL = ("system", "checkpointing", "cohort_size", "num_threads")
 _TRAINER_NAMES = {"buffer_policy": "buffers", "checkpointing": "checkpoint"}  # the names that users know, for messages
 
 
@@ -78,9 +80,10 @@ class Settings:
         names = ("cohort_size", "num_threads", "check_val_every_n_rounds", "log_every_n_steps")
         counts = {name: getattr(self, name) for name in names}
         for name, count in counts.items():
-            if count is not None:
+            if count is not None or name not in _OPTIONAL:
                 check_number("", name, count, least=1, whole=True)
         check_number("", "max_rounds", self.max_rounds, least=0, whole=True)
+        check_number("", "seed", self.seed, least=0, whole=True)
         for name in ("limit_val_batches", "limit_test_batches"):
             _check_limit(name, getattr(self, name))
 
@@ -109,7 +112,7 @@ def local_work(
     for name, count in {"local_epochs": epochs, "local_steps": steps}.items():
         if count is not None:
             check_number("", name, count, least=1, whole=True)
-    if clip_value is not None and clip_value <= 0:
+    if clip_value is not None and not (isinstance(clip_value, int | float) and clip_value > 0):
         raise ValueError(f"`gradient_clip_val={clip_value}` must be greater than 0, or none for no clipping.")
     if epochs is not None and steps is not None:
         raise ValueError(f"Give `local_epochs={epochs}` or `local_steps={steps}`, not both.")

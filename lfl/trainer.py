@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim import Optimizer
 
@@ -143,9 +144,12 @@ class FederatedTrainer(LightningFacade):
         enable_progress_bar: bool = True,
         seed: NonNegativeInt = 0,
     ) -> None:
+        self._writes_csv = logger is not False and not fast_dev_run
         if fast_dev_run:
-            check_number("", "fast_dev_run", int(fast_dev_run), least=1, whole=True)
-            max_rounds, logger, checkpoint = 1, False, None
+            if fast_dev_run is not True:
+                check_number("", "fast_dev_run", fast_dev_run, least=1, whole=True)
+            max_rounds, checkpoint = 1, None
+            logger = False if logger is False else DummyLogger()  # as in Lightning: what people call of loggers works
             limit_val_batches = limit_test_batches = int(fast_dev_run)
         # These start processes by calling a function; the processes of a run are started anew with the whole script.
         if "spawn" in strategy or "fork" in strategy or "notebook" in strategy:
@@ -179,6 +183,7 @@ class FederatedTrainer(LightningFacade):
         self.num_nodes = num_nodes
         self._own_callbacks = listed(callbacks)
         self.callbacks = list(self._own_callbacks)  # and those of the module, from its first call on
+        self._brought: list[Callback] = []
         self.fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
@@ -191,7 +196,6 @@ class FederatedTrainer(LightningFacade):
         self.log_dir = ""  # the folder of the newest run or evaluation
         self.display = ProgressDisplay(enabled=enable_progress_bar and self.is_global_zero)
         self.loggers = [] if isinstance(logger, bool) else list(logger) if isinstance(logger, list) else [logger]
-        self._writes_csv = logger is not False
         self._csv_logger: CSVLogger | None = None
         self._processes = Processes(self.fabric)
         self._threads = Threads(num_threads)
@@ -232,6 +236,7 @@ class FederatedTrainer(LightningFacade):
         client_model, data, lightning = self._prepare(model, datamodule, "fit")
         builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes, lightning)
         builder.check()
+        self._rates = builder.rates
         training = builder.training(saved["engine"] if saved is not None else {}, self._threads.most)
         if saved is not None and path is not None:
             check_resumable(saved["settings"], builder.description, path)
@@ -311,6 +316,7 @@ class FederatedTrainer(LightningFacade):
     @contextmanager
     def _calling(self, function: TrainerFn, model: LightningModule, datamodule: LightningDataModule) -> Iterator[None]:
         """What surrounds each call: what users draw afterwards does not depend on it, nor it on what they drew."""
+        _federated(datamodule)  # looked at first: dataloaders of Lightning's `fit` stand where the checkpoint does here
         self._function, self._status, self._lightning = function, TrainerStatus.RUNNING, None
         try:
             with self._watch.guarding(), HostGenerators(*model.modules()).kept(), self._threads.kept():
@@ -342,34 +348,34 @@ class FederatedTrainer(LightningFacade):
             self.fabric.launch()
             self._are_launched = True
         self._threads.start(self.device, max(1, self.world_size // self.num_nodes), self._processes.ask_first)
-        if not isinstance(datamodule, FederatedData):
-            raise ValueError(
-                f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can "
-                "be any dataset (`DatasetSource`)."
-            )
+        data = _federated(datamodule)
         if not model.automatic_optimization:
             raise ValueError(
                 f"{type(model).__name__} uses manual optimization; a client's steps are taken by the trainer."
             )
         # One process after the other, so that only the first one downloads.
         with self.fabric.rank_zero_first():
-            datamodule.prepare_data()
-        datamodule.setup(stage)
-        self._module, self._datamodule = model, datamodule
+            data.prepare_data()
+        data.setup(stage)
+        self._module, self._datamodule = model, data
         model.trainer = self  # type: ignore[assignment]
+        # Users append to the list; what the module brought to the last call is not theirs.
+        added = [c for c in self.callbacks if all(c is not known for known in self._own_callbacks + self._brought)]
+        self._own_callbacks += listed(added)
         self.callbacks = with_those_of(model, self._own_callbacks)
+        self._brought = [c for c in self.callbacks if all(c is not own for own in self._own_callbacks)]
         self._lightning = LightningCallbacks(self, model, self.callbacks)
         model.setup(stage)
         model.configure_model()
         module = self.fabric.strategy.precision.convert_module(model)
         self.fabric.to_device(module)
-        datamodule.place(self.device, torch.float64 if self._settings.precision == "64-true" else torch.float32)
+        data.place(self.device, torch.float64 if self._settings.precision == "64-true" else torch.float32)
         # Outside of `fit` no parameter is trained, and none will be.
-        return self._client_model(model, self.max_rounds if stage == "fit" else 0), datamodule, self._lightning
+        return self._client_model(model, self.max_rounds if stage == "fit" else 0), data, self._lightning
 
     def _set_up_callbacks(self, lightning: LightningCallbacks, folder: Path, stage: str) -> None:
         for callback in self.callbacks:
-            prepare(callback, folder)
+            prepare(callback, folder, stage)
         lightning.call("setup", stage)
 
     def _tear_down(self, lightning: LightningCallbacks, model: LightningModule, stage: str) -> None:
@@ -493,3 +499,12 @@ class FederatedTrainer(LightningFacade):
         if metrics:
             self.display.show(metrics_table(metrics))
         return metrics, outputs
+
+
+def _federated(datamodule: LightningDataModule) -> FederatedData:
+    if isinstance(datamodule, FederatedData):
+        return datamodule
+    raise ValueError(
+        f"{type(datamodule).__name__} does not know clients: give a `FederatedDataModule`, whose `source` can be any "
+        "dataset (`DatasetSource`)."
+    )

@@ -87,6 +87,37 @@ def test_model_checkpoint_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(resumed.server.vector, straight.server.vector)
 
 
+def test_each_run_has_its_own_folder_of_a_model_checkpoint(tmp_path: Path) -> None:
+    keeper = callbacks.ModelCheckpoint()
+    options: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "client_state": "memmap"}
+    trainer = FederatedTrainer(max_rounds=2, callbacks=[Scaffold(), keeper], default_root_dir=str(tmp_path), **options)
+    trainer.validate(mlp(), ragged_data())
+    for _ in range(2):
+        trainer.fit(mlp(), ragged_data())
+        assert Path(keeper.best_model_path).parent == Path(trainer.log_dir) / "checkpoints"
+    trained = trainer.log_dir
+    trainer.test()
+    assert keeper.dirpath == str(Path(trained) / "checkpoints")
+
+
+def test_the_last_file_of_a_model_checkpoint_is_one_to_go_on_from(tmp_path: Path) -> None:
+    options: dict[str, Any] = {**EVERY, "client_state": "memmap"}
+    train([Scaffold(), callbacks.ModelCheckpoint(save_last=True)], tmp_path, max_rounds=3, **options)
+    resumed = train([Scaffold()], tmp_path, ckpt_path="last", max_rounds=5, **options)
+    straight = train([Scaffold()], tmp_path / "straight", max_rounds=5, **options)
+    assert torch.equal(resumed.server.vector, straight.server.vector)
+    for _ in range(2):  # a file may be written again after the same round
+        straight.save_checkpoint(tmp_path / "again.ckpt")
+    assert load_checkpoint(tmp_path / "again.ckpt")["round"] == 5
+
+
+def test_files_of_a_model_checkpoint_hold_what_others_came_to_in_the_round(tmp_path: Path) -> None:
+    keeper = callbacks.ModelCheckpoint(filename="{epoch}", save_top_k=-1)
+    train([keeper, stopping(min_delta=10.0, patience=3)], tmp_path, max_rounds=2, **EVERY)
+    state = load_checkpoint(Path(str(keeper.dirpath)) / "epoch=1.ckpt")["lightning"]
+    assert next(value for key, value in state.items() if key.startswith("EarlyStopping"))["wait_count"] == 1
+
+
 def test_weights_alone_can_be_evaluated_and_not_be_gone_on_from(tmp_path: Path) -> None:
     keeper = callbacks.ModelCheckpoint(save_weights_only=True, filename="weights")
     trainer = train([keeper], tmp_path, max_rounds=2)
@@ -226,6 +257,58 @@ def test_hooks_in_lightnings_order(tmp_path: Path) -> None:
     assert again.hooks[2] == "epoch start 2"
 
 
+def test_a_state_that_cannot_be_saved_is_refused_before_round_1(tmp_path: Path) -> None:
+    class Odd(Callback):
+        rounds = 0
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+            self.rounds += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"mine": object()}
+
+    odd = Odd()
+    with pytest.raises(TypeError, match=r"Odd.state_dict\(\)`\['mine'\] is a builtins.object, which a checkpoint"):
+        train([odd], tmp_path, **EVERY)
+    assert odd.rounds == 0
+
+
+def test_what_a_hook_puts_into_checkpoints_is_tried_after_round_1(tmp_path: Path) -> None:
+    class Odd(Callback):
+        def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+            checkpoint["mine"] = object()
+
+    with pytest.raises(TypeError, match=r"`checkpoint\['mine'\]` is a builtins.object, which a checkpoint"):
+        train([Odd()], tmp_path, max_rounds=5, checkpoint=Checkpointing(every_n_rounds=5))
+
+
+def test_callbacks_appended_to_the_list_count(tmp_path: Path) -> None:
+    trainer = FederatedTrainer(
+        max_rounds=9, accelerator="cpu", enable_progress_bar=False, default_root_dir=str(tmp_path)
+    )
+    trainer.callbacks.append(stopping(patience=1, min_delta=10.0))
+    trainer.fit(mlp(), ragged_data())
+    assert trainer.current_round == 2
+    trainer.fit(mlp(), ragged_data())
+    assert len(trainer.callbacks) == 1
+
+
+def test_what_hooks_log_before_the_batches_of_an_evaluation(tmp_path: Path) -> None:
+    def log(name: str) -> Any:
+        return lambda trainer, module: module.log(name, 3.0)
+
+    hooks = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end")
+    logging = callbacks.LambdaCallback(**{hook: log(hook) for hook in hooks})
+    metrics = train([logging], tmp_path, max_rounds=1, **EVERY).callback_metrics
+    assert [float(metrics[hook]) for hook in hooks] == [3.0, 3.0, 3.0]
+
+
+def test_two_states_under_one_key_are_refused() -> None:
+    with pytest.raises(ValueError, match="`callbacks` has more than one EarlyStopping with the `state_key`"):
+        FederatedTrainer(callbacks=[stopping(), stopping(patience=9)])
+    FederatedTrainer(callbacks=[stopping(), stopping(mode="max"), callbacks.Timer()])
+
+
 def test_an_exception_is_shown_to_callbacks(tmp_path: Path) -> None:
     class Failing(Classifier):
         def on_train_epoch_end(self) -> None:
@@ -278,6 +361,10 @@ def test_a_checkpoint_in_the_midst_of_a_round_waits_for_its_end(tmp_path: Path) 
         (callbacks.DeviceStatsMonitor, "DeviceStatsMonitor"),
         (lambda: callbacks.LearningRateMonitor("step"), "logging_interval='step'\\)` would log nothing: use 'epoch'"),
         (lambda: callbacks.ModelCheckpoint(every_n_train_steps=3), r"every_n_train_steps=3\)` would save nothing"),
+        (
+            lambda: callbacks.ModelCheckpoint(save_last=True, save_weights_only=True),
+            "would put weights in the place of `checkpoints/last.ckpt`",
+        ),
         (lambda: torch.nn.Linear(1, 1), "`callbacks` takes FederatedCallbacks and Lightning's callbacks, not Linear"),
     ],
 )

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -156,6 +157,26 @@ def test_one_cycle_by_lightnings_documentation(tmp_path: Path) -> None:
     assert by_phase.estimated_stepping_batches == 7
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_step_may_log_its_rate(engine: str, tmp_path: Path) -> None:
+    class Telling(Stock):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
+            self.log("again", self.lr_schedulers().get_last_lr()[0])
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    trainer = train([], tmp_path, stock(Telling), engine=engine, local_epochs=20)
+    rows = [row for _, row in read_rows(trainer.log_dir + "/metrics.csv")]
+    for name in ("rate", "again", "lr"):
+        assert [row[name] for row in rows] == pytest.approx([0.1, 0.05, 0.025], rel=1e-12)
+    with pytest.raises(ValueError, match="it reads `"):
+        train([], tmp_path, stock(Telling), engine=engine, trace_steps=True)
+
+
 def test_rates_set_by_a_hook_are_the_clients(tmp_path: Path) -> None:
     class Halving(Stock):
         def on_train_epoch_start(self) -> None:
@@ -181,10 +202,25 @@ def test_a_fast_run_tries_everything_and_keeps_nothing(tmp_path: Path) -> None:
     trainer = train([], tmp_path, module, max_rounds=50, local_epochs=3, fast_dev_run=2, logger=True, **options)
     assert (trainer.current_round, trainer.max_rounds, trainer.fast_dev_run) == (1, 1, 2)
     assert trainer.estimated_stepping_batches == 2
-    assert trainer.loggers == []
+    assert [type(logger).__name__ for logger in trainer.loggers] == ["DummyLogger"]
     assert [path.name for path in Path(trainer.log_dir).iterdir()] == ["partition.pt"]
-    with pytest.raises(ValueError, match="`fast_dev_run=-1` must be a whole number of at least 1"):
-        FederatedTrainer(fast_dev_run=-1)
+    for value in (-1, 2.5, "yes"):
+        with pytest.raises(ValueError, match=f"`fast_dev_run={value}` must be a whole number of at least 1"):
+            FederatedTrainer(fast_dev_run=value)  # type: ignore[arg-type]
+
+
+def test_what_asks_for_a_logger_works_in_a_fast_run(tmp_path: Path) -> None:
+    class Drawing(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+            pl_module.logger.experiment.add_scalar("mine", 1.0, trainer.global_step)
+            trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+    trainer = train([LearningRateMonitor(), Drawing()], tmp_path, fast_dev_run=True)
+    assert trainer.current_round == 1
+    resumed = train(
+        [LearningRateMonitor(), Drawing()], tmp_path, ckpt_path=str(tmp_path / "saved.ckpt"), fast_dev_run=True
+    )
+    assert torch.equal(resumed.server.vector, trainer.server.vector)
 
 
 def test_fewer_batches_of_evaluation(tmp_path: Path) -> None:
@@ -197,6 +233,10 @@ def test_fewer_batches_of_evaluation(tmp_path: Path) -> None:
     assert trainer.callback_metrics["val_loss"] == pytest.approx(float(expected), rel=1e-12)
     none = train([], tmp_path, stock(), max_rounds=1, limit_val_batches=0, **EVERY)
     assert "val_loss" not in none.callback_metrics
+    with pytest.raises(
+        ValueError, match=r"`limit_val_batches=0.5` of 1 batch\(es\) is less than one: use a larger share"
+    ):
+        train([], tmp_path, stock(), limit_val_batches=0.5)
     with pytest.raises(ValueError, match=r"`limit_val_batches=1.5` must be a share from 0.0 to 1.0"):
         FederatedTrainer(limit_val_batches=1.5)
 

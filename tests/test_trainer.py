@@ -111,6 +111,13 @@ def test_what_cannot_be_trained_is_said(change: Any, message: str, tmp_path: Pat
         train([], tmp_path, module)
 
 
+def test_dataloaders_are_no_data_of_clients(tmp_path: Path) -> None:
+    trainer: Any = FederatedTrainer(default_root_dir=str(tmp_path), enable_progress_bar=False)
+    loader = torch.utils.data.DataLoader(images())
+    with pytest.raises(ValueError, match="DataLoader does not know clients: give a `FederatedDataModule`"):
+        trainer.fit(stock(), loader, loader)
+
+
 def test_every_fit_is_a_run_of_its_own(tmp_path: Path) -> None:
     """A second fit starts from the module as it is; validation afterwards does not write into the run's file."""
     module, data = mlp(), ragged_data()

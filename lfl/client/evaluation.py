@@ -117,8 +117,10 @@ class Evaluator:
         trained, recorder.metrics = recorder.metrics, {}  # those of the training steps are not reset before their time
         try:
             with torch.no_grad(), self._model.recording():
+                recorder.start()
                 self._call(f"on_{prefix}_start", hooks)
                 self._call(f"on_{prefix}_epoch_start", hooks)
+                metrics.update({name: float(value) for name, value in recorder.values.items()})
                 yield
                 # Started anew: values that the hook logs are metrics of the whole set, not of the last batch.
                 recorder.start()

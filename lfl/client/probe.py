@@ -26,11 +26,12 @@ from lfl.client.traits import INDEX, StepTraits
 from lfl.client.value_reads import ValueReads
 from lfl.generators import HostGenerators
 
-# What a trainer says of itself that stays the same during a run. All else may change from round to round.
+# What a trainer says of itself that stays the same during a run. All else may change from round to round: `strategy`,
+# too, by which `LightningModule.optimizers` finds learning rates, and `callbacks`, which may set what a step reads.
 _CONSTANTS = {
-    *("accelerator", "callbacks", "datamodule", "default_root_dir", "device", "devices", "fabric", "global_rank"),
+    *("accelerator", "datamodule", "default_root_dir", "device", "devices", "fabric", "global_rank"),
     *("is_global_zero", "local_rank", "log_dir", "logger", "loggers", "max_epochs", "max_rounds", "model"),
-    *("num_clients", "num_devices", "num_nodes", "precision", "seed", "strategy", "world_size"),
+    *("num_clients", "num_devices", "num_nodes", "precision", "seed", "world_size"),
 }
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 _LIBRARIES = ("/torch/", "/lightning/", "/torchmetrics/", "/lfl/", "/numpy/")

@@ -34,8 +34,10 @@ class PadCollate:
     """
 
     def __init__(self, values: dict[str, float], multiple_of: int = 1, max_length: int | None = None) -> None:
-        if not values:
-            raise ValueError("`values={}` of PadCollate pads nothing: name the parts, such as {input_ids: 0}.")
+        if not values or not isinstance(values, Mapping):
+            raise ValueError(
+                f"`values={values!r}` of PadCollate pads nothing: name the parts, such as {{input_ids: 0}}."
+            )
         check_number("PadCollate", "multiple_of", multiple_of, least=1, whole=True)
         if max_length is not None:
             check_number("PadCollate", "max_length", max_length, least=1, whole=True)
@@ -54,7 +56,15 @@ class PadCollate:
             if path is None:
                 has = f": {', '.join(map(str, items[0]))}" if isinstance(items[0], Mapping) else ""
                 raise DataError(f"`values` of PadCollate names {name!r}, which is no part of the items{has}.")
-            parts = self._padded([torch.as_tensor(part_of(item, path)) for item in items], value)
+            try:
+                sequences = [_as_sequence(part_of(item, path)) for item in items]
+            except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+                raise DataError(
+                    f"`values` of PadCollate names {name!r}, which is not a sequence of numbers in every item: {error}."
+                ) from error
+            # A list without entries has no type of its own.
+            usual = next((part.dtype for part in sequences if len(part)), sequences[0].dtype)
+            parts = self._padded([part if len(part) else part.to(usual) for part in sequences], value)
             items = [with_part(item, path, part) for item, part in zip(items, parts, strict=True)]
         return stacked(items, _misfit)
 
@@ -65,6 +75,13 @@ class PadCollate:
         width = width if self.max_length is None else min(width, self.max_length)
         # `pad` counts dimensions from the last.
         return [F.pad(part, [0, 0] * (part.dim() - 1) + [0, width - len(part)], value=value) for part in parts]
+
+
+def _as_sequence(part: Any) -> Tensor:
+    sequence = torch.as_tensor(part)
+    if not sequence.dim():
+        raise ValueError(f"{part!r} is one number")
+    return sequence
 
 
 def _misfit(path: Path, values: list[Any]) -> DataError:

@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.arguments import fresh_default, lazy_default
+from lfl.arguments import check_number, fresh_default, lazy_default
 from lfl.data.base import Batch, FederatedData
 from lfl.data.examined import examined
 from lfl.data.examples import Examples, merged
@@ -365,6 +365,7 @@ class FederatedDataModule(FederatedData):
         for name in ("num_clients", "batch_size", "eval_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}={getattr(self, name)}` of FederatedDataModule must be at least 1.")
+        check_number("FederatedDataModule", "num_workers", self.num_workers, least=0, whole=True)
         if self.num_examples is not None and self.partition_path:
             raise ValueError(f"`num_examples={self.num_examples}` and `partition_path` both say which examples to use.")
         if self.num_examples is not None and self.num_examples < 1:

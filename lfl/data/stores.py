@@ -269,19 +269,28 @@ Limit: TypeAlias = int | float
 """At most so many batches, or such a share of them, as in Lightning."""
 
 
-def limited(dataloaders: Any, limit: Limit) -> Any:
+def limited(dataloaders: Any, limit: Limit, setting: str = "limit") -> Any:
     """The first batches of dataloaders.
 
     Args:
         dataloaders: one iterable of batches with a length, or a list of them.
         limit: at most so many batches of each (an int), or such a share of them (a float up to 1).
+        setting: the name of the limit, for errors.
+
+    Raises:
+        ValueError: the share is less than one batch, so that nothing would be evaluated.
     """
     if isinstance(dataloaders, list | tuple):
-        return [limited(loader, limit) for loader in dataloaders]
+        return [limited(loader, limit, setting) for loader in dataloaders]
     if isinstance(limit, float) and limit >= 1.0:
         return dataloaders
     count = len(dataloaders)
     length = int(limit * count) if isinstance(limit, float) else min(limit, count)
+    if limit and count and not length:
+        raise ValueError(
+            f"`{setting}={limit}` of {count} batch(es) is less than one: use a larger share, a smaller "
+            "`data.eval_batch_size`, or a whole number of batches; 0 for none."
+        )
     return Loader(lambda: itertools.islice(dataloaders, length), length)
 
 

@@ -7,10 +7,12 @@ the step is shown to allow it, by looking at what it does and by comparing numbe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
@@ -22,7 +24,7 @@ from lfl.engine.graph.separable import why_not_separable
 from lfl.engine.sequential import SequentialEngine
 from lfl.engine.trial import Trial
 from lfl.engine.vectorized import VectorizedEngine, vectorized_features, vectorized_step
-from lfl.engine.witness import Difference, Witness
+from lfl.engine.witness import Difference, Witness, row_of
 
 TraceSteps = bool | Literal["auto", "compile"]
 Recording = bool | Literal["compile"]
@@ -88,7 +90,7 @@ def why_not_vectorized(model: ClientModel, trial: Trial) -> str | None:
         return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
     if (reason := _why_not_by_zeros(model, optimizer)) is not None:
         return reason
-    return _why_not_the_same(model, trial, is_padded=False)
+    return _why_not_the_same(model, trial, is_padded=False) or _why_not_longer(model, trial)
 
 
 def why_not_padded(model: ClientModel, trial: Trial) -> str | None:
@@ -135,6 +137,24 @@ def _why_not_by_zeros(model: ClientModel, optimizer: Optimizer) -> str | None:
     if sometimes and moves:
         return f"no gradient reaches {sometimes[0]!r} in some of its steps, in which its optimizer leaves it out"
     return f"no gradient reaches {never[0]!r}, which its optimizer does not decay then" if never and decays else None
+
+
+def _why_not_longer(model: ClientModel, trial: Trial) -> str | None:
+    """Compare steps on batches that a ``collate_fn`` made of all clients, as long as the longest, with those alone."""
+    witness = Witness(model, model.names_of(["*"]))
+    for row, alone in enumerate(trial.alone):
+        input = row_of(trial.input({}), row)
+        if _shapes(input.batch) == _shapes(alone):
+            continue
+        try:
+            witness.check_batch(trial.params[row], input, alone)
+        except Difference as difference:
+            return f"its loss depends on how far a batch is padded, and clients would be padded alike: {difference}"
+    return None
+
+
+def _shapes(batch: Any) -> list[torch.Size]:
+    return [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def _why_not_the_same(model: ClientModel, trial: Trial, is_padded: bool) -> str | None:

@@ -26,12 +26,14 @@ class Trial:
         keys: for the draws of each client [G].
         params: points [G, D].
         anchor: the model x [D].
+        alone: the batch of each client as a ``collate_fn`` makes it of this client alone, ``[1, b, ...]``.
     """
 
     batch: Any
     keys: Tensor
     params: Tensor
     anchor: Tensor
+    alone: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -78,6 +80,7 @@ def make_trial(model: ClientModel, data: FederatedData, seed: int) -> Trial:
     draws = draws.masked_fill(torch.arange(indices.shape[1]) >= sizes[ids][:, None], torch.iinfo(torch.int64).max)
     chosen = indices.gather(1, draws.argsort(dim=1, stable=True))[:, :width].to(device)
     batch = model.converted(next(iter(data.batches([(chosen, chosen)]))))
+    alone = tuple(model.converted(one) for one in data.batches([(row, row) for row in chosen.split(1)]))
     start = model.flat_parameters()
     noise = uniform(keys, start.numel(), start.dtype) - 0.5
-    return Trial(batch, keys, start + 0.1 * start.abs().mean() * noise, start)
+    return Trial(batch, keys, start + 0.1 * start.abs().mean() * noise, start, alone)

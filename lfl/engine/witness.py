@@ -57,10 +57,14 @@ class Witness:
             Difference: one of them differs by more than rounding.
         """
         for row in _some_rows(len(params), input):
-            alone = _of_row(input, row)
+            alone = row_of(input, row)
             logs = {name: values.reshape(-1)[row] for name, values in result.logs.items()}
             ours = _Result(result.gradients[row], result.losses[row], logs)
             self._compare(params[row], alone, ours, lambda part: 0.0)
+
+    def check_batch(self, params: Tensor, input: StepInput, batch: Any) -> None:
+        """Compare the step of one client [D] with its step on another ``batch``; raises Difference as ``check``."""
+        self._compare(params, input._replace(batch=batch), self._step(params, input), lambda part: 0.0)
 
     def check_descent(
         self, before: Tensor, after: Tensor, rate: float, input: StepInput, losses: Tensor, logs: dict[str, Tensor]
@@ -78,7 +82,7 @@ class Witness:
                 # What the subtraction rounds away is no fault of the gradient.
                 return 4 * last_bit * _largest(start[part]) / rate
 
-            self._compare(before[row], _of_row(input, row), ours, lost)
+            self._compare(before[row], row_of(input, row), ours, lost)
 
     def _compare(self, params: Tensor, input: StepInput, ours: _Result, allowed: Callable[[slice], float]) -> None:
         exact = self._step(params, input)
@@ -175,7 +179,7 @@ def _some_rows(count: int, input: StepInput) -> list[int]:
     return [rows[-1], rows[1 + int(input.keys[rows[-1]]) % (len(rows) - 2)], rows[0]]
 
 
-def _of_row(input: StepInput, row: int) -> StepInput:
+def row_of(input: StepInput, row: int) -> StepInput:
     """The input of one client, without its padding."""
     size = None if input.weights is None else int((input.weights[row] > 0).sum())
     one = slice(row, row + 1)

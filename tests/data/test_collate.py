@@ -43,5 +43,21 @@ def test_faults_are_named() -> None:
         PadCollate({"ids": 0})(two)
     with pytest.raises(ValueError, match="`multiple_of=0` of PadCollate must be a whole number of at least 1"):
         PadCollate({"ids": 0}, multiple_of=0)
+    with pytest.raises(ValueError, match=r"`values=\['ids'\]` of PadCollate pads nothing"):
+        PadCollate(["ids"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pads nothing"):
         PadCollate({})
+
+
+@pytest.mark.parametrize("part", [None, 3, "text"])
+def test_parts_that_are_no_sequences_are_named(part: Any) -> None:
+    with pytest.raises(DataError, match="names 'ids', which is not a sequence of numbers in every item"):
+        PadCollate({"ids": 0})([{"ids": [1, 2]}, {"ids": part}])
+    with pytest.raises(DataError, match="names 'ids', which is not a sequence of numbers in every item"):
+        PadCollate({"ids": 0})([{"ids": [1, 2]}, {}])
+
+
+def test_a_sequence_without_entries_has_the_type_of_the_others() -> None:
+    batch = PadCollate({"ids": 0})([{"ids": []}, {"ids": [1, 2]}])["ids"]
+    assert torch.equal(batch, torch.tensor([[0, 0], [1, 2]]))
+    assert batch.dtype == torch.int64

@@ -183,6 +183,10 @@ def test_errors():
         ramp(num_clients=61)
     with pytest.raises(ValueError, match="`batch_size=0` of FederatedDataModule must be at least 1"):
         ramp(batch_size=0)
+    with pytest.raises(
+        ValueError, match="`num_workers=-1` of FederatedDataModule must be a whole number of at least 0"
+    ):
+        ramp(num_workers=-1)
     with pytest.raises(ValueError, match=r"`val_fraction=1\.0` must be at least 0 and less than 1"):
         ramp(val_fraction=1.0)
     with pytest.raises(ValueError, match=r"`val_fraction=0\.001` of 60 training examples is 0 examples"):

@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from worlds import Stock, equal_data, mlp, ragged_data
 
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.work import LocalWork
+from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner, PadCollate
 from lfl.engine.paths import Path, brief, why_not_padded, why_not_recorded, why_not_vectorized
 from lfl.engine.trial import Trial, make_trial
 
@@ -45,6 +48,42 @@ def data_dependent(self: Stock, batch: Any) -> Tensor:
 
 def epoch(self: Stock, batch: Any, batch_idx: int) -> Tensor:
     return entropy(self, batch) * (1 + batch_idx)
+
+
+class Sequences(Dataset[Any]):
+    """Of different lengths, 2 to 6."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": torch.sin(torch.arange(2.0 + i % 5) + i), "label": i % 2}
+
+
+class Pooled(LightningModule):
+    def __init__(self, masks: bool) -> None:
+        super().__init__()
+        self.layer, self.masks = nn.Linear(1, 2), masks
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        used = (batch["x"] != 9) if self.masks else torch.ones_like(batch["x"])
+        pooled = (batch["x"] * used).sum(1, keepdim=True) / used.sum(1, keepdim=True)
+        return nn.functional.cross_entropy(self.layer(pooled), batch["label"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_what_depends_on_padding_is_not_padded_to_the_longest_of_all_clients() -> None:
+    source = DatasetSource(Sequences(), Sequences(), 2, target="label", collate_fn=PadCollate({"x": 9}))
+    data = FederatedDataModule(source, IIDPartitioner(), num_clients=20, batch_size=2)
+    data.setup("fit")
+    reasons = []
+    for masks in (True, False):
+        model = ClientModel(Pooled(masks))
+        reasons.append(why_not_vectorized(model, make_trial(model, data, seed=0)))
+    assert reasons[0] is None
+    assert str(reasons[1]).startswith("its loss depends on how far a batch is padded")
 
 
 def test_a_plain_step_may_be_computed_in_any_way() -> None:
