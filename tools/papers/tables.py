@@ -145,7 +145,7 @@ _FLSS: Overrides = (
     *_UNIFORM,
     ("model.init_args.backbone", "lfl.models.MLP"),
     ("model.init_args.backbone.init_args.in_features", 784),
-    ("model.init_args.backbone.init_args.hidden", [100]),
+    ("model.init_args.backbone.init_args.hidden", "[100]"),
     ("model.init_args.backbone.init_args.num_classes", 10),
     ("data.init_args.num_clients", 20),
     ("data.init_args.batch_size", 20),
