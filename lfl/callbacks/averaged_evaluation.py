@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -48,7 +49,7 @@ class AveragedEvaluation(FederatedCallback):
         if self._is_evaluated and self.last > 1:
             self._current = self._server.vector.clone()
             # The module's parameters are views of it.
-            self._server.vector.copy_(sum(x.double() for x in self._iterates) / len(self._iterates))
+            self._server.vector.copy_(torch.stack(self._iterates).double().mean(dim=0))
 
     @override
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
