@@ -113,7 +113,7 @@ def three_clients() -> Cohort:
 class FixedRate:
     """An optimizer that moves by a tenth of the gradient at each step."""
 
-    def movement_scales(self, num_steps: list[int]) -> list[float]:
+    def movement_scales(self, num_steps: list[int], pull: float = 0.0) -> list[float]:
         return [0.1 * count for count in num_steps]
 
 

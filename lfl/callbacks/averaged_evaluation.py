@@ -49,7 +49,7 @@ class AveragedEvaluation(FederatedCallback):
         if self._is_evaluated and self.last > 1:
             self._current = self._server.vector.clone()
             # The module's parameters are views of it.
-            self._server.vector.copy_(torch.stack(self._iterates).mean(dim=0, dtype=torch.float64))
+            self._server.vector.copy_(torch.stack(self._iterates).double().mean(dim=0))
 
     @override
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
