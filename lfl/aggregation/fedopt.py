@@ -103,26 +103,12 @@ class FedAdam(_ServerOptimizer):
         return _momentum(state, gradient, group)
 
 
-class FedYogi(_ServerOptimizer):
+class FedYogi(FedAdam):
     """FedAdam with ``v <- v - (1 - b2) Delta^2 sign(v - Delta^2)``: v changes by no more than Delta^2.
 
-    v never gets negative: where it is larger than Delta^2, less than that is taken from it.
-
-    Args:
-        params: the server's one parameter.
-        lr: the server's rate, a step per coordinate: not comparable with FedAvg's 1.
-        betas: b1 and b2.
-        tau: degree of adaptivity; the larger, the nearer to FedAvgM. v starts at its square.
+    v never gets negative: where it is larger than Delta^2, less than that is taken from it. The arguments are those of
+    FedAdam.
     """
-
-    def __init__(
-        self,
-        params: Iterable[torch.nn.Parameter],
-        lr: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.99),
-        tau: float = 1e-3,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "tau": tau})
 
     @override
     def update(self, state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> Tensor:
