@@ -59,7 +59,10 @@ def first_line(name: str) -> list[str]:
 def fewer(arguments: list[str]) -> list[str]:
     """Overrides for a command that make two short rounds of it."""
     texts = "".join((REPOSITORY / word).read_text() for word in arguments if word.startswith("configs/"))
-    return FEWER + [override for setting, override in LESS_WORK.items() if f" {setting}:" in texts]
+    # Some aggregators need more than two clients.
+    is_robust = any(f"lfl.aggregation.{name}\n" in texts for name in ("Krum", "TrimmedMean"))
+    less = LESS_WORK | ({"clients_per_round": "--trainer.participation.clients_per_round=5"} if is_robust else {})
+    return FEWER + [override for setting, override in less.items() if f" {setting}:" in texts]
 
 
 def source_of(arguments: list[str]) -> Any:
