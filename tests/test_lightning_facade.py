@@ -163,7 +163,7 @@ def test_a_step_may_log_its_rate(engine: str, tmp_path: Path) -> None:
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             self.log("rate", self.optimizers().param_groups[0]["lr"])
             self.log("again", self.lr_schedulers().get_last_lr()[0])
-            return super().training_step(batch, batch_idx)
+            return F.cross_entropy(self.net(batch[0]), batch[1])
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -173,7 +173,7 @@ def test_a_step_may_log_its_rate(engine: str, tmp_path: Path) -> None:
     rows = [row for _, row in read_rows(trainer.log_dir + "/metrics.csv")]
     for name in ("rate", "again", "lr"):
         assert [row[name] for row in rows] == pytest.approx([0.1, 0.05, 0.025], rel=1e-12)
-    with pytest.raises(ValueError, match="it reads `"):
+    with pytest.raises(ValueError, match=r"it reads `lr_schedulers\(\)`"):
         train([], tmp_path, stock(Telling), engine=engine, trace_steps=True)
 
 

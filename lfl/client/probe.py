@@ -33,6 +33,7 @@ _CONSTANTS = {
     *("is_global_zero", "local_rank", "log_dir", "logger", "loggers", "max_epochs", "max_rounds", "model"),
     *("num_clients", "num_devices", "num_nodes", "precision", "seed", "world_size"),
 }
+_SAID = {"strategy": "optimizers()", "lr_scheduler_configs": "lr_schedulers()"}  # what a step calls to read them
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 _LIBRARIES = ("/torch/", "/lightning/", "/torchmetrics/", "/lfl/", "/numpy/")
 
@@ -175,7 +176,7 @@ class _WatchedTrainer:
 
     def __getattr__(self, name: str) -> Any:
         if name not in _CONSTANTS and not name.startswith("_"):
-            self._reads.add(f"`{name}`")
+            self._reads.add(f"`{_SAID.get(name, name)}`")
         return getattr(self._watched, name)
 
 

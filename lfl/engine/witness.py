@@ -131,8 +131,8 @@ class Witness:
                 size = abs(float(exact.loss if name == "" else exact.logs[name[1:]]))
                 limit = tolerance * max(size, _TINY)
                 what = "the loss" if name == "" else f"what it logs as {name[1:]!r}"
-            # Written so that nan, which is never within a limit, is a difference.
-            if not distance <= limit + rounding.get(name, 0.0):
+            # Written so that nan, which is never within a limit, is a difference; where both are nan the distance is 0.
+            if distance != 0.0 and not distance <= limit + rounding.get(name, 0.0):
                 return f"{what} is {distance:.2g} off, of {size:.2g}"
         return None
 

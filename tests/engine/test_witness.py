@@ -37,6 +37,14 @@ def test_rounding_is_no_difference(dtype: torch.dtype) -> None:
     Witness(model).check(params, input, taken(model, params, input))
 
 
+def test_what_is_not_finite_either_way_is_no_difference() -> None:
+    model, params, input = world()
+    input.batch[0][0, 0] = float("nan")
+    result = taken(model, params, input)
+    assert not result.gradients[0].isfinite().any()
+    Witness(model).check(params, input, result)
+
+
 @pytest.mark.parametrize("row", [0, 4])
 @pytest.mark.parametrize(
     ("change", "what"),
