@@ -18,7 +18,7 @@ from lfl.arguments import check_number
 from lfl.callback import FederatedCallback
 from lfl.data.nests import part_of, path_to, with_part
 from lfl.federation import Federation
-from lfl.randomness import generator, uniform
+from lfl.randomness import generator, normal
 from lfl.round import Cohort, Round
 
 
@@ -161,11 +161,8 @@ class GaussianUpdate(UpdateAttack):
 
     @override
     def attack(self, cohort: Cohort, ids: Tensor, updates: Tensor) -> Tensor:
-        width = updates.shape[1]
-        draws = uniform(self._keys(ids, "gaussian update", cohort.round.number), 2 * width, torch.float64)
-        # Box and Muller: -log(1 - u) is finite, as u is below 1.
-        radii = (-2 * torch.log1p(-draws[:, :width])).sqrt()
-        return (self.std * radii * (2 * math.pi * draws[:, width:]).cos()).to(updates.dtype)
+        keys = self._keys(ids, "gaussian update", cohort.round.number)
+        return normal(keys, updates.shape[1], updates.dtype) * float(self.std)
 
 
 class LabelFlip(Adversary):

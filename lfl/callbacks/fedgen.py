@@ -102,6 +102,7 @@ class FedGen(FederatedCallback):
     """
 
     is_unique = True
+    sends_more = True
 
     def __init__(
         self,

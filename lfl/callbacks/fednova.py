@@ -33,6 +33,7 @@ class FedNova(FederatedCallback):
     """
 
     is_unique = True
+    sends_more = True
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -52,6 +53,12 @@ class FedNova(FederatedCallback):
     @override
     def on_run_start(self, federation: Federation) -> None:
         self._aggregator = federation.aggregator
+        if self._aggregator.decoded:
+            name = type(self._aggregator).__name__
+            raise ValueError(
+                f"FedNova and {name} have no meaning together: FedNova scales the mean of what clients send, and there "
+                "is none. Use MeanAggregator."
+            )
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:

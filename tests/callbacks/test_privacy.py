@@ -22,6 +22,7 @@ from lfl.callbacks import (
     Diagnostics,
     DifferentialPrivacy,
     FederatedCallback,
+    FedNova,
     PersonalParameters,
     Proximal,
     Scaffold,
@@ -242,6 +243,7 @@ class Follows(FederatedCallback):
 
 
 STACKS: list[tuple[Callable[[], list[FederatedCallback]], str]] = [
+    (lambda: [FedNova(), DifferentialPrivacy()], "FedNova and DifferentialPrivacy have no meaning .* send more than"),
     (lambda: [Scaffold(), DifferentialPrivacy()], "Scaffold and DifferentialPrivacy have no meaning .* send more than"),
     (lambda: [DifferentialPrivacy(), SSF()], "SSF and DifferentialPrivacy have no meaning together"),
     (

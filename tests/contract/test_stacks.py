@@ -183,6 +183,8 @@ def test_median_of_the_shared_part(engine: str, tmp_path: Path) -> None:
 def test_what_wants_rows_is_refused_beside_a_subspace_that_clients_follow(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="FLSS and CoordinateMedian have no meaning together"):
         train_quadratic([FLSS(warmup_rounds=1, rank=1)], tmp_path, aggregator=CoordinateMedian())
+    with pytest.raises(ValueError, match="FedNova and CoordinateMedian have no meaning together"):
+        train_quadratic([FedNova()], tmp_path, aggregator=CoordinateMedian())
 
 
 def test_too_few_participants_are_refused_before_any_work(tmp_path: Path) -> None:
