@@ -194,8 +194,9 @@ def _near_option(name: str, options: list[str]) -> str:
 def _owners(argument: str) -> str:
     """Name the classes of lfl that have an argument, for a user who put it on the wrong level of a config."""
     ours = {name: cls for name, cls in _known_classes().items() if cls.__module__.startswith("lfl.")}
-    owners = [name for name, cls in ours.items() if argument in _arguments(cls)]
-    return f"; it is an argument of {' and '.join(owners[:2])}: mind the level" if owners else ""
+    *others, last = sorted(name for name, cls in ours.items() if argument in _arguments(cls)) or [""]
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"; it is an argument of {names}: mind the level" if last else ""
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -87,7 +87,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--trainer.max_round 3", "unknown argument `--trainer.max_round`; did you mean `--trainer.max_rounds`?"),
         ("--trainer.max_r=3", "unknown argument `--trainer.max_r`; did you mean `--trainer.max_rounds`?"),
         ("--max_rounds=3", "unknown argument `--max_rounds`; did you mean `--trainer.max_rounds`?"),
-        ("--alpha=3", "`--alpha`; it is an argument of ClientMomentum and DirichletPartitioner: mind the level."),
+        ("--alpha=3", "`--alpha`; it is an argument of ClientMomentum, DirichletPartitioner, "),
         ("extra", "unknown argument `extra`."),
         ("--trainer.max_rounds", "argument --trainer.max_rounds: expected one argument."),
         ("--trainer.max_rounds abc", "`trainer.max_rounds=abc` must be a whole number of at least 0."),
@@ -119,7 +119,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ),
         (
             "--data.alpha 1",
-            "`data.alpha`: FederatedDataModule has no argument `alpha`; it is an argument of ClientMomentum and",
+            "`data.alpha`: FederatedDataModule has no argument `alpha`; it is an argument of ClientMomentum, ",
         ),
         (
             "--data.partitioner=ShardPartitioner --data.partitioner.zzz 3",
@@ -181,7 +181,7 @@ def test_bad_argument(world: World, args: str, message: str):
         (lambda c: c.update(trainers={"devices": 3}), "unknown setting `trainers.devices`; did you mean `trainer.dev"),
         (
             lambda c: c["data"]["init_args"].update(alpha=3),
-            "`data.alpha`: FederatedDataModule has no argument `alpha`; it is an argument of ClientMomentum and",
+            "`data.alpha`: FederatedDataModule has no argument `alpha`; it is an argument of ClientMomentum, ",
         ),
         (
             lambda c: c["data"]["init_args"]["partitioner"]["init_args"].update(alpha="x"),
