@@ -24,9 +24,15 @@ def check_choice(owner: str, name: str, value: Any, allowed: tuple[Any, ...]) ->
 
 
 def check_number(
-    owner: str, name: str, value: Any, least: float | None = None, above: float | None = None, whole: bool = False
+    owner: str,
+    name: str,
+    value: Any,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
 ) -> None:
-    """Raise ValueError unless ``value`` is a finite number, at least ``least`` and above ``above``, where given.
+    """Raise ValueError unless ``value`` is a finite number within the bounds that are given.
 
     Args:
         owner: name of the class whose argument is checked; empty for an argument of the trainer.
@@ -34,18 +40,20 @@ def check_number(
         value: the value that was passed.
         least: smallest allowed value.
         above: bound that the value must exceed.
+        below: bound that it must not reach.
         whole: whether the value must be an int.
     """
     # bool is a subclass of int, and inf and nan are floats: none of them is a number here. Those of numpy are.
     kind: Any = Integral if whole else Real
     is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-    if is_number and (least is None or value >= least) and (above is None or value > above):
+    is_large_enough = is_number and (least is None or value >= least) and (above is None or value > above)
+    if is_large_enough and (below is None or value < below):
         return
-    limits = [f"at least {least:g}"] if least is not None else []
+    limits = [f"of at least {least:g}"] if least is not None else []
     limits += [f"greater than {above:g}"] if above is not None else []
-    wanted = "a whole number" if whole else "a number"
-    wanted += " of" if least is not None else ""
-    raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be {' '.join([wanted, *limits])}.")
+    limits += [f"less than {below:g}"] if below is not None else []
+    wanted = " ".join(["a whole number" if whole else "a number", " and ".join(limits)]).rstrip()
+    raise ValueError(f"`{name}={value}`{f' of {owner}' if owner else ''} must be {wanted}.")
 
 
 def lazy_default(kind: type[T], **settings: Any) -> T:

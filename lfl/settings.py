@@ -32,6 +32,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "system": (System, "ExponentialSpeeds()"),
     "checkpointing": (Checkpointing, "Checkpointing(every_n_rounds=5)"),
 }
+_THREADS = 1025  # without a limit, torch starts threads until the system ends it
 _OPTIONAL = ("system", "checkpointing", "cohort_size", "num_threads")
 _TRAINER_NAMES = {"buffer_policy": "buffers", "checkpointing": "checkpoint"}  # the names that users know, for messages
 
@@ -81,7 +82,8 @@ class Settings:
         counts = {name: getattr(self, name) for name in names}
         for name, count in counts.items():
             if count is not None or name not in _OPTIONAL:
-                check_number("", name, count, least=1, whole=True)
+                below = _THREADS if name == "num_threads" else None
+                check_number("", name, count, least=1, below=below, whole=True)
         check_number("", "max_rounds", self.max_rounds, least=0, whole=True)
         check_number("", "seed", self.seed, least=0, whole=True)
         for name in ("limit_val_batches", "limit_test_batches"):

@@ -28,6 +28,7 @@ def test_choices() -> None:
         (0, {"least": 1, "whole": True}, "`n=0` of A must be a whole number of at least 1."),
         (1.5, {"least": 1, "whole": True}, "`n=1.5` of A must be a whole number of at least 1."),
         (True, {"whole": True}, "`n=True` of A must be a whole number."),
+        (1, {"above": 0, "below": 1}, "`n=1` of A must be a number greater than 0 and less than 1."),
         (0.0, {"above": 0}, "`n=0.0` of A must be a number greater than 0."),
         (math.nan, {}, "`n=nan` of A must be a number."),
         ("1", {}, "`n=1` of A must be a number."),

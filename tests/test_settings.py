@@ -57,6 +57,7 @@ def test_phases_may_be_given_as_dictionaries(tmp_path: Path) -> None:
         ({"client_state": "disk"}, "`client_state=disk` must be one of device, host, memmap."),
         ({"seed": 1.5}, "`seed=1.5` must be a whole number of at least 0."),
         ({"log_every_n_steps": None}, "`log_every_n_steps=None` must be a whole number of at least 1."),
+        ({"num_threads": 2000}, "`num_threads=2000` must be a whole number of at least 1 and less than 1025."),
         ({"cohort_size": 0}, "`cohort_size=0` must be a whole number of at least 1."),
         ({"check_val_every_n_rounds": 0}, "`check_val_every_n_rounds=0` must be a whole number of at least 1."),
     ],

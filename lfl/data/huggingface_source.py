@@ -14,6 +14,7 @@ from jsonargparse.typing import NonNegativeInt, OpenUnitInterval
 from torch.utils.data import Dataset
 from typing_extensions import override
 
+from lfl.arguments import check_number
 from lfl.data.columns import DataError
 from lfl.data.examined import examined
 from lfl.data.examples import Data, Examples, ItemFormat, KeptItems
@@ -67,6 +68,8 @@ class HuggingFaceSource(Source):
         in_memory: bool = True,
         download: bool = False,
     ) -> None:
+        if test_split is None:
+            check_number("HuggingFaceSource", "test_fraction", test_fraction, above=0, below=1)
         self.path = path
         self.name = name
         self.split = split

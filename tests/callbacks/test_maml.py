@@ -138,7 +138,7 @@ def test_the_logged_loss_is_that_before_the_adaptation(tmp_path: Path) -> None:
 def test_refuses_coordinates_before_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"behind SSF .* put MAML before SSF"):
         train([SSF(IdentitySubspace()), MAML()], tmp_path)
-    with pytest.raises(ValueError, match=r"`delta=0` of MAML must be a number of greater than 0|`delta=0`"):
+    with pytest.raises(ValueError, match="`delta=0` of MAML must be a number greater than 0"):
         MAML(delta=0)
 
 

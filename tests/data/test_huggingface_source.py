@@ -168,3 +168,9 @@ def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs the package `datasets`: pip install 'lfl\[huggingface\]'\."):
         HuggingFaceSource("anywhere").check()
+
+
+@pytest.mark.parametrize("share", [-0.2, 0, 1, 2])
+def test_a_share_that_cannot_be_a_test_set(share: float) -> None:
+    with pytest.raises(ValueError, match=f"`test_fraction={share}` of HuggingFaceSource must be a number greater than"):
+        HuggingFaceSource("folder", test_split=None, test_fraction=share)
