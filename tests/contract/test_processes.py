@@ -27,6 +27,8 @@ from worlds import Quadratic, QuadraticData
 
 from lfl.callbacks import Scaffold
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for every method on two processes
+
 HERE = Path(__file__).parent
 WORKER = str(HERE / "process_worker.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
@@ -38,7 +40,7 @@ def torchrun(*options: str) -> subprocess.Popen[str]:
 
 
 def results_of(folder: Path, *runs: subprocess.Popen[str]) -> dict[str, Any]:
-    outputs = [process.communicate(timeout=200)[0] for process in runs]
+    outputs = [process.communicate(timeout=500)[0] for process in runs]
     assert not any(process.returncode for process in runs), "\n".join(outputs)
     return torch.load(folder / "results.pt", weights_only=False)
 

@@ -14,10 +14,22 @@ not made again.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 
 from tools.papers.claims import Claim, ordered
-from tools.papers.study import Overrides, Results, Study, accuracy, at_time, final, last, run_studies, told_rounds_to
+from tools.papers.study import (
+    Overrides,
+    Results,
+    Study,
+    accuracy,
+    at_time,
+    final,
+    last,
+    parse,
+    run_studies,
+    told_rounds_to,
+)
 from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
 
@@ -189,8 +201,12 @@ STUDIES = {
 }
 
 
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    return parse(STUDIES, __doc__, "runs/stacks", arguments)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_studies(STUDIES, __doc__, "runs/stacks", arguments)
+    run_studies(STUDIES, options_of(arguments))
 
 
 if __name__ == "__main__":

@@ -128,8 +128,10 @@ def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.N
     plot(study, results, laboratory.output / f"{name}.png")
 
 
-def run_studies(studies: Mapping[str, Study], about: str | None, output: str, arguments: list[str] | None) -> None:
-    """Make the studies that a command line names.
+def parse(
+    studies: Mapping[str, Study], about: str | None, output: str, arguments: list[str] | None
+) -> argparse.Namespace:
+    """Read a command line that names studies.
 
     Args:
         studies: those that it may name.
@@ -142,7 +144,11 @@ def run_studies(studies: Mapping[str, Study], about: str | None, output: str, ar
     parser.add_argument("--accelerator", default="cpu", help="as in Lightning")
     add_options(parser, CONFIGS)
     parser.add_argument("--output", type=Path, default=Path(output))
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def run_studies(studies: Mapping[str, Study], options: argparse.Namespace) -> None:
+    """Make the studies that ``options`` names, one after another."""
     with opened(options, options.output) as laboratory:
         for name in options.studies:
             compare(name, studies[name], laboratory, options)

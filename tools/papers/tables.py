@@ -12,12 +12,13 @@ round, as in the paper, on a small MLP.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 
 from tools.papers.claims import Claim, ordered
 from tools.papers.experiments import Outcome
-from tools.papers.study import Overrides, Results, Study, accuracy, final, last, run_studies, told_rounds_to
+from tools.papers.study import Overrides, Results, Study, accuracy, final, last, parse, run_studies, told_rounds_to
 from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
 
@@ -190,8 +191,12 @@ STUDIES = {
 }
 
 
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    return parse(STUDIES, __doc__, "runs/tables", arguments)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_studies(STUDIES, __doc__, "runs/tables", arguments)
+    run_studies(STUDIES, options_of(arguments))
 
 
 if __name__ == "__main__":
