@@ -270,6 +270,7 @@ def test_stacks_that_are_covered(tmp_path: Path) -> None:
         assert train(stack, tmp_path, max_rounds=1, participation=UniformParticipation(5)).current_round == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*weighting=examples")  # of a weighting that the stack is not stated for
 @pytest.mark.parametrize(
     ("options", "message"),
     [
