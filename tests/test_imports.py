@@ -25,6 +25,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_every_package_can_be_imported_first() -> None:
     root = Path(lfl.__file__).parent
     names = [".".join(path.parent.relative_to(root.parent).parts) for path in sorted(root.rglob("*/__init__.py"))]
@@ -45,6 +46,7 @@ def test_no_import_circle() -> None:
     graphlib.TopologicalSorter(arrows).prepare()  # raises CycleError, which names the circle
 
 
+@pytest.mark.slow
 def test_the_trainer_is_imported_when_it_is_asked_for() -> None:
     code = (
         "import sys, lfl\n"

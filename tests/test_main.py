@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from contract.methods import also
 
 import lfl
 from lfl.__main__ import SUBCOMMANDS, main
 
 
-@pytest.mark.parametrize("args", [("--help",), ("fit", "--help")])
+@pytest.mark.parametrize("args", [also(("--help",)), ("fit", "--help")])
 def test_help_does_not_import_what_it_does_not_need(args: tuple[str, ...], tmp_path: Path):
     code = (
         "import sys\nfrom lfl.__main__ import main\n"

@@ -113,7 +113,7 @@ def test_batch_norm_sees_a_batch_once_although_it_is_measured(tmp_path: Path) ->
 
 
 def test_a_layer_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="^`layer=penultimate` of HyperbolicRegularization names no submodule of"):
+    with pytest.raises(ValueError, match=r"^`layer=penultimate` of HyperbolicRegularization names no submodule of"):
         train([HyperbolicRegularization("penultimate")], tmp_path)
     with pytest.raises(ValueError, match="`reduction=max`"):
         HyperbolicRegularization("backbone", reduction="max")

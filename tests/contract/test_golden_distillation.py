@@ -49,7 +49,7 @@ class UnequalWork(LocalPhase):
 
     steps_of: dict[int, int]
 
-    def num_steps(self, sizes: Tensor, batch_size: int) -> Tensor:
+    def num_steps(self, sizes: Tensor, batch_size: int, keys: Tensor | None = None) -> Tensor:
         return torch.tensor([self.steps_of.get(int(size), 1) for size in sizes])
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from contract.methods import also
 from lightning.pytorch import LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.demos.lstm import LightningLSTM, SimpleLSTM
@@ -161,7 +162,7 @@ def made(name: str, dropout: float) -> LightningModule:
 
 
 @pytest.mark.filterwarnings("ignore:.*enable_nested_tensor")
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dropout", [also(0.0), 0.3])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_way_gives_the_same(name: str, dropout: float, tmp_path: Path) -> None:
     start = torch.cat([p.detach().double().flatten() for p in made(name, dropout).parameters()])

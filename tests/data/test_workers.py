@@ -238,6 +238,7 @@ class multiprocessing_method:
         multiprocessing.set_start_method(self.before, force=True)
 
 
+@pytest.mark.slow
 def test_processes_that_are_spawned_read_the_same() -> None:
     """As on Windows and macOS; generators of a data set travel by value."""
     plan = plan_of(0, 2, 4)

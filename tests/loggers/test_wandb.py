@@ -363,6 +363,7 @@ def test_real_offline_run_is_silent_and_complete(tmp_path):
     assert axes == [("round", ""), ("*", "round")]
 
 
+@pytest.mark.slow
 def test_real_server_that_does_not_answer_makes_the_run_offline(tmp_path):
     path = tmp_path / ".netrc"
     path.write_text(f"machine 127.0.0.1:9\n  login user\n  password {'k' * 40}\n")

@@ -41,10 +41,10 @@ def test_data_are_as_the_model_says() -> None:
 
 
 def test_the_error_is_relative_to_the_optimum(tmp_path: Path) -> None:
-    options = {"participation": FullParticipation(), "check_val_every_n_rounds": 1, "local_steps": 1}
+    options = {"participation": FullParticipation(), "local_steps": 1}
     start, end = (
         train([], tmp_path, MatrixRegression(5, 2, lr=0.1), MatrixRegressionData(**SMALL, batch_size=30),
-              max_rounds=rounds, **options).summary.last("val_error")[0]
+              max_rounds=rounds, check_val_every_n_rounds=rounds, **options).summary.last("val_error")[0]
         for rounds in (1, 300)
     )  # fmt: skip
     assert end < 1e-6 < start < 1

@@ -90,6 +90,7 @@ def test_an_error_in_one_process_ends_the_other(world: World) -> None:
     assert f"lfl: error in process 0: Process 1 ended with exit code 1: see its own message. {GO_ON}" in errors
 
 
+@pytest.mark.slow
 def test_the_death_of_the_launching_process_ends_the_other(world: World) -> None:
     code, errors = lfl("kill 0")
     assert code == -9

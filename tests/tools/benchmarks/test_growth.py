@@ -29,6 +29,7 @@ def test_exponents_are_slopes() -> None:
     assert growth.Curve("clients", "sequential", jobs, [[1.0, 1.0, 20.0]]).is_superlinear
 
 
+@pytest.mark.slow
 def test_a_look_at_time(tmp_path: Path) -> None:
     assert run("time", "--quick", "--seconds", "0.01", "--output", str(tmp_path)) == 0
     lines = rows(tmp_path / "time.csv")
@@ -45,6 +46,7 @@ def test_growth_is_told_with_its_numbers() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_job_runs_in_a_process_of_its_own() -> None:
     job = memory.Job(clients=30, rounds=3, hidden=4)
     measured = memory.run_apart(job)

@@ -21,6 +21,7 @@ def test_costs_are_fitted() -> None:
     assert (cost.round, cost.client, cost.step, cost.error) == pytest.approx((500, 20, 300, 0), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_look_at_costs(tmp_path: Path) -> None:
     overhead.main(["costs", "--quick", "--seconds", "0.01", "--output", str(tmp_path)])
     lines = {line[""]: line for line in rows(tmp_path / "costs.csv")}

@@ -37,6 +37,7 @@ def test_quick_table_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert again.out == first.out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_quick_figure_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["ssgd-fig2", "--quick", "--rounds", "5", "--seeds", "1", "--output", str(tmp_path)]

@@ -15,6 +15,7 @@ from tools import CONFIGS
 from tools.papers import experiments, reproduce, srpfl
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
 def test_quick_speedups_from_end_to_end(tmp_path: Path) -> None:
     arguments = ["srpfl-speedup", "--quick", "--rounds", "3", "--output", str(tmp_path)]
