@@ -1,6 +1,6 @@
 """Every method and stack once: the suites that must hold for all of them are parametrised over this list alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,15 @@ Stack = Callable[[], list[FederatedCallback]]
 def also(*values: Any) -> Any:
     """Further values of a parameter, for ``-m slow``: the fast part has every method once in each suite."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def dealt(names: Iterable[str], *settings: Any) -> list[Any]:
+    """Every name with every setting: with one of them, by turns, for the fast part; with the others for ``-m slow``."""
+    return [
+        (name, *setting) if turn % len(settings) == place else also(name, *setting)
+        for turn, name in enumerate(names)
+        for place, setting in enumerate(settings)
+    ]
 
 
 METHODS: dict[str, Stack] = {

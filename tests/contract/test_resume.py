@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract.methods import METHODS, also, train_method
+from contract.methods import METHODS, dealt, train_method
 from worlds import batch_norm, even_data, mlp, ragged_data, train
 
 from lfl.callbacks import SSF, ClientEvaluation, Diagnostics, Proximal, Scaffold
@@ -48,10 +48,9 @@ def files(trainer: FederatedTrainer) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("engine", "kind"),
-    [("sequential", "host"), ("vectorized", "memmap"), also("sequential", "memmap"), also("vectorized", "host")],
+    ("method", "engine", "kind"),
+    dealt(METHODS, *((engine, kind) for engine in ("sequential", "vectorized") for kind in ("memmap", "host"))),
 )
-@pytest.mark.parametrize("method", METHODS)
 def test_resumed_equals_unbroken(method: str, engine: str, kind: str, tmp_path: Path) -> None:
     options = {**OPTIONS, "engine": engine, "client_state": kind}
     unbroken = train_method(method, tmp_path / "unbroken", scheduled(), **options)
