@@ -331,18 +331,15 @@ class FLSS(FederatedCallback):
 
 
 def layer_sizes(layout: ParameterLayout, shared: Tensor | None = None) -> list[int]:
-    """How many numbers of a vector each layer has, in order; a layer is what parameters one submodule has itself.
+    """How many numbers of a vector each layer has, in order; layers without any are left out.
 
     Args:
         layout: where each parameter lies in a vector [D].
         shared: mask [D] of the parameters that count; None for all.
     """
-    sizes: dict[str, int] = {}
-    for name, span in layout.slices.items():
-        layer = name.rpartition(".")[0]
-        count = span.stop - span.start if shared is None else int(shared[span].sum())
-        sizes[layer] = sizes.get(layer, 0) + count
-    return [size for size in sizes.values() if size]
+    spans = layout.layers.values()
+    sizes = [span.stop - span.start if shared is None else int(shared[span].sum()) for span in spans]
+    return [size for size in sizes if size]
 
 
 def _share_outside(whole: Tensor, inside: Tensor) -> Tensor:
