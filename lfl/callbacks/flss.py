@@ -133,11 +133,18 @@ class FLSS(FederatedCallback):
                 f"{type(lossy).__name__} stands before FLSS: what the projection takes away from its output would be "
                 f"neither sent nor kept. Put {type(lossy).__name__} behind FLSS."
             )
-        late = next((c for c in stack[stack.index(self) :] if c is not self and overrides(c, "wrap_gradient")), None)
+        behind = stack[stack.index(self) + 1 :]
+        late = next((c for c in behind if overrides(c, "wrap_gradient")), None)
         if late is not None and self.project != "updates":
             raise ValueError(
                 f"{type(late).__name__} stands behind FLSS and would lead gradients out of the subspace, into which "
                 f"`project={self.project}` has put them. Put {type(late).__name__} before FLSS."
+            )
+        both = next((c for c in behind if overrides(c, "encode") and overrides(c, "wrap_gradient")), None)
+        if both is not None:
+            raise ValueError(
+                f"FLSS and {type(both).__name__} have no meaning together: clients of {type(both).__name__} add in its "
+                "codec what their gradients lack, and in projected rounds FLSS skips the other codecs."
             )
         for owner in stack:
             if overrides(owner, "coordinates"):

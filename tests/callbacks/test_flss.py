@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from two_clients import Points, path_of, two_clients
 from worlds import Bystander, Quadratic, QuadraticData, Rounds, mlp, train, train_quadratic
 
-from lfl.callbacks import FLSS, SSF, FederatedCallback, PersonalParameters, Scaffold, Sign
+from lfl.callbacks import FLSS, FLSSVRG, SSF, FederatedCallback, PersonalParameters, Scaffold, Sign
 from lfl.callbacks.flss import layer_sizes
 from lfl.checkpointing import Checkpointing
 from lfl.client.layout import ParameterLayout
@@ -425,6 +425,8 @@ def test_refusals(tmp_path: Path) -> None:
         train([FLSS(), SSF(LayerwiseSubspace(0.3))], tmp_path)
     with pytest.raises(ValueError, match=r"`attenuation=0.5` of FLSS has no meaning with `subspace=random`"):
         FLSS(attenuation=0.5, subspace="random")
+    with pytest.raises(ValueError, match=r"FLSS and FLSSVRG have no meaning together: clients of FLSSVRG add"):
+        train([FLSS(), FLSSVRG(20, 30, epoch_rounds=2)], tmp_path)
     with pytest.raises(ValueError, match=r"Scaffold stands behind FLSS .*Put Scaffold before FLSS"):
         train([FLSS(project="gradients"), Scaffold()], tmp_path)
     with pytest.raises(ValueError, match=r"FLSS follows 832 numbers .* the codecs before it leave 416 of an update"):
