@@ -136,6 +136,48 @@ class PoissonParticipation(Participation):
         return torch.from_numpy(np.sort(draws.choice(num_clients, count, replace=False, shuffle=False)))
 
 
+class VaryingParticipation(Participation):
+    """A random number of clients, drawn uniformly without replacement.
+
+    The number M of a round is uniform between two bounds: the "M >= 20" of FLSS's Table 3, say, where clients cannot
+    always join.
+
+    Args:
+        least: smallest number of participants.
+        most: largest number; none for all clients.
+
+    Raises:
+        ValueError: a bound is out of range.
+    """
+
+    def __init__(self, least: PositiveInt = 1, most: PositiveInt | None = None) -> None:
+        check_number("VaryingParticipation", "least", least, least=1, whole=True)
+        if most is not None:
+            check_number("VaryingParticipation", "most", most, least=least, whole=True)
+        self.least = least
+        self.most = most
+
+    @override
+    def check(self, num_clients: int) -> None:
+        for name, bound in (("least", self.least), ("most", self.most)):
+            if bound is not None and bound > num_clients:
+                raise ValueError(
+                    f"`{name}={bound}` of VaryingParticipation, but the data module has {num_clients} clients. Lower "
+                    "it, or raise `data.num_clients`."
+                )
+
+    @override
+    def count(self, num_clients: int) -> int | None:
+        most = num_clients if self.most is None else self.most
+        return most if most == self.least else None
+
+    @override
+    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+        draws = np.random.default_rng(derive_seed(seed, "participation", round_number))
+        count = draws.integers(self.least, num_clients if self.most is None else self.most, endpoint=True)
+        return torch.from_numpy(np.sort(draws.choice(num_clients, count, replace=False, shuffle=False)))
+
+
 class FullParticipation(Participation):
     """Every client, every round."""
 

@@ -220,6 +220,7 @@ class Cohort:
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
         origin: the starting points, for ``wrap_gradient``: rows [C, D] of x, or of the clients' own models where they
             have such; zeros [C, R] for callbacks behind the one that owns the coordinates.
+        rate_factor: multiplies the local learning rates; ``on_cohort_start`` may change it.
         active: number A of clients that took the last step; they are the first A rows.
         step: number of the last local step, from 0 in every phase.
         phases: the parts of the local work, one after another.
@@ -240,6 +241,7 @@ class Cohort:
     buffers: Tensor
     rows: dict[str, Tensor] = field(default_factory=dict)
     loss_rows: dict[str, Tensor] = field(default_factory=dict)
+    rate_factor: float = 1.0
     active: int = 0
     step: int = 0
     losses: LoggedSum | None = None

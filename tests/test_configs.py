@@ -19,8 +19,9 @@ REPOSITORY = Path(__file__).parent.parent
 SWEEP = "configs/sweeps/ssf.yaml"
 CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").rglob("*.yaml"))
 RUNNABLE = [name for name in CONFIGS if name != SWEEP]
-# Of the ResNet-18s, at 8 s each, the fast part trains the one with the most parts.
-BIG = [name for name in RUNNABLE if name.startswith("configs/papers/fedmrur/") and not name.endswith("/fedmrur.yaml")]
+# Of a paper's settings, of which some take 8 s, the fast part trains the one with the most parts.
+FAST = ("/fedmrur/fedmrur.yaml", "/flss/sign_ef_flss.yaml")
+BIG = [name for name in RUNNABLE if name.startswith("configs/papers/") and not name.endswith(FAST)]
 BIG += ["configs/cifar100_resnet18.yaml"]
 FEWER = [
     "--trainer.accelerator=cpu",
@@ -28,9 +29,12 @@ FEWER = [
     "--trainer.check_val_every_n_rounds=2",
     "--trainer.enable_progress_bar=false",
 ]
-# What makes the rounds of a config long, where it has such a setting.
+# What makes the rounds of a config long, or needs many examples, where it has such a setting.
 LESS_WORK = {
     "clients_per_round": "--trainer.participation.clients_per_round=2",
+    "least": "--trainer.participation.least=2",
+    "classes_per_client": "--data.partitioner.init_args.classes_per_client=3",
+    "preset": "--trainer.callbacks.init_args.server_steps=3",
     "local_epochs": "--trainer.local_epochs=1",
 }
 # The convex problems say themselves who takes part and how many steps are taken.

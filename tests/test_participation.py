@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import ragged_data, train
+from worlds import Rounds, ragged_data, train
 
 from lfl.participation import (
     DoublingParticipation,
@@ -15,6 +15,7 @@ from lfl.participation import (
     FullParticipation,
     PoissonParticipation,
     UniformParticipation,
+    VaryingParticipation,
 )
 from lfl.system import ExponentialSpeeds
 
@@ -110,6 +111,44 @@ def test_poisson_participation_tosses_a_coin_for_each_client() -> None:
     assert abs(counts.var() - 3.6) < 5 * 3.6 * math.sqrt(2.3 / rounds)
     assert abs((counts == 0).double().mean() - 0.9**40) < 5 * math.sqrt(0.015 / rounds)
     assert PoissonParticipation(1.0).select(3, 5, 0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_varying_number_is_uniform_between_its_bounds(tmp_path: Path) -> None:
+    """3 to 6 of 20 clients: each number in a quarter of 4000 rounds, each client in 4.5 / 20; 5 standard errors."""
+    participation, rounds = VaryingParticipation(3, 6), 4000
+    taken = torch.zeros(rounds, 20, dtype=torch.float64)
+    for number in range(1, rounds + 1):
+        chosen = participation.select(number, 20, seed=1)
+        assert chosen.tolist() == sorted(set(chosen.tolist()))
+        assert torch.equal(chosen, participation.select(number, 20, seed=1))
+        taken[number - 1, chosen] = 1
+    sizes = taken.sum(dim=1).long().bincount()
+    assert sizes[:3].sum() == 0
+    assert len(sizes) == 7
+    assert ((sizes[3:] / rounds - 0.25).abs() < 5 * math.sqrt(0.25 * 0.75 / rounds)).all()
+    assert ((taken.mean(dim=0) - 0.225).abs() < 5 * math.sqrt(0.225 * 0.775 / rounds)).all()
+    assert {len(VaryingParticipation(19).select(number, 20, 0)) for number in range(1, 20)} == {19, 20}
+    assert [VaryingParticipation(least, most).count(20) for least, most in ((3, 6), (4, 4), (20, None))] == [
+        None,
+        4,
+        20,
+    ]
+    rounds_of = Rounds()
+    train([rounds_of], tmp_path, participation=VaryingParticipation(2), max_rounds=3)
+    expected = [len(VaryingParticipation(2).select(number, 8, 0)) for number in (1, 2, 3)]
+    assert [round.num_reported for round in rounds_of.kept] == expected
+
+
+def test_bounds_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="`least=0` of VaryingParticipation must be"):
+        VaryingParticipation(0)
+    with pytest.raises(ValueError, match="`most=4` of VaryingParticipation must be a whole number of at least 5"):
+        VaryingParticipation(5, 4)
+    with pytest.raises(ValueError, match="`least=21` of VaryingParticipation, but the data module has 20 clients"):
+        VaryingParticipation(21).check(20)
+    with pytest.raises(ValueError, match="`most=21` of VaryingParticipation, but the data module has 20 clients"):
+        VaryingParticipation(3, 21).check(20)
+    VaryingParticipation(20).check(20)
 
 
 @pytest.mark.parametrize("probability", [0.0, -0.5, 1.01, float("nan")])

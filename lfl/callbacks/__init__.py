@@ -22,6 +22,7 @@ from lfl.callbacks.momentum import ClientMomentum
 from lfl.callbacks.moon import MOON
 from lfl.callbacks.personal import PersonalParameters
 from lfl.callbacks.pfedme import PFedMe
+from lfl.callbacks.pictures import FeaturePictures, TrajectoryPictures
 from lfl.callbacks.privacy import DifferentialPrivacy
 from lfl.callbacks.proximal import Proximal
 from lfl.callbacks.randomk import RandomK
@@ -45,6 +46,7 @@ __all__ = [
     "Diagnostics",
     "DifferentialPrivacy",
     "Ditto",
+    "FeaturePictures",
     "FedDC",
     "FedDyn",
     "FedGen",
@@ -67,4 +69,5 @@ __all__ = [
     "Sign",
     "SignFlip",
     "TopK",
+    "TrajectoryPictures",
 ]

@@ -14,14 +14,17 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient, overrides
+from lfl.client.layout import ParameterLayout
 from lfl.client.step import LocalStep
 from lfl.comm import Message, Payload
 from lfl.federation import Federation
 from lfl.round import Cohort, Round
+from lfl.subspace.base import Basis
 from lfl.subspace.dense import DenseBasis
-from lfl.subspace.streaming import StreamingBasis
+from lfl.subspace.streaming import BlockBasis, StreamingBasis, StreamingBlocks, residual_energy
 
 _BASIS = "flss/basis"
+_ENERGY = "flss/energy"  # sums over clients of |delta_i|^2 and |P delta_i|^2
 
 
 class FLSS(FederatedCallback):
@@ -44,20 +47,35 @@ class FLSS(FederatedCallback):
     those of the L + 1 iterates, of which the basis is made, that the client was not sent. At most x, P and Sigma:
     D (r + 1) + r numbers.
 
+    Beside other methods, what they do on the clients is not projected, but for the update: controls of SCAFFOLD are
+    those of the whole movement, and travel whole. What they, or the server's optimizer, add to the update at the server
+    stays whole, too: x then leaves the subspace, the basis follows it in sampled rounds, and x goes down in D numbers.
+
+    Logs ``flss/rank``, r; ``flss/paper_upload``, uploads of a client since warm-up in the paper's count;
+    ``flss/rho``, the share of the energy of all moves followed that P leaves out (rho_R of Proposition 3.4.1);
+    ``flss/outside``, in projected rounds, the share of the energy of the clients' updates that is outside of P, and
+    ``flss/move_outside``, in sampled rounds, that of the server's move.
+
     Args:
         warmup_rounds: number of warm-up rounds (L).
         rank: largest number of directions (R); the basis has r <= R.
         sample_every: rounds from one sampled round to the next (s); none or 0 keeps the subspace of the warm-up.
         attenuation: lambda in (0, 1], the weight of the past in SLDS; with 1, moves that have become smaller than the
             smallest singular value no longer change the subspace.
-        update_scale: multiplies the update of projected rounds.
+        update_scale: multiplies the update of projected rounds; one reading of ``sr`` in the paper's Table 5.
         project: what is projected in projected rounds. ``updates``: the clients' updates, as above. ``gradients``:
             every local gradient, by ``P^T P``; updates are sent whole, D numbers, since weight decay, or a local
             optimizer other than SGD, moves them out of the span of P. ``both``: gradients, and updates are sent as r
             numbers, without what is outside the span. With plain SGD nothing is outside, and ``gradients`` and
             ``both`` differ in traffic only.
         warmup: ``batch`` keeps G_1 .. G_L. ``stream`` follows them with SLDS without attenuation, in D R numbers; the
-            basis is the same unless they span more than R directions.
+            basis is the same unless they span more than R directions. ``auto`` is the one that needs less memory:
+            ``stream`` where L > R.
+        scope: ``global`` has one subspace of all parameters, as the paper. ``layer`` has one of up to R directions for
+            each layer (the parameters of one submodule): r is the sum of their ranks, D R numbers in all.
+        subspace: ``trajectory`` is the above. ``random`` has R uniformly random directions instead, the baseline of
+            eq. 2, drawn from the seed after warm-up and again after every sampled round: nothing of it travels.
+        rate_scale: multiplies the local learning rate in projected rounds; the other reading of ``sr`` in Table 5.
 
     Raises:
         ValueError: an argument is not among the allowed values, or ``attenuation`` is outside (0, 1].
@@ -74,16 +92,26 @@ class FLSS(FederatedCallback):
         attenuation: float = 1.0,
         update_scale: PositiveFloat = 1.0,
         project: Literal["updates", "gradients", "both"] = "updates",
-        warmup: Literal["batch", "stream"] = "batch",
+        warmup: Literal["batch", "stream", "auto"] = "batch",
+        scope: Literal["global", "layer"] = "global",
+        subspace: Literal["trajectory", "random"] = "trajectory",
+        rate_scale: PositiveFloat = 1.0,
     ) -> None:
         check_number("FLSS", "warmup_rounds", warmup_rounds, least=1, whole=True)
         check_number("FLSS", "rank", rank, least=1, whole=True)
         check_number("FLSS", "sample_every", sample_every or 0, least=0, whole=True)
         check_number("FLSS", "update_scale", update_scale, above=0)
         check_choice("FLSS", "project", project, ("updates", "gradients", "both"))
-        check_choice("FLSS", "warmup", warmup, ("batch", "stream"))
+        check_choice("FLSS", "warmup", warmup, ("batch", "stream", "auto"))
+        check_choice("FLSS", "scope", scope, ("global", "layer"))
+        check_choice("FLSS", "subspace", subspace, ("trajectory", "random"))
+        check_number("FLSS", "rate_scale", rate_scale, above=0)
         if not 0 < attenuation <= 1:
             raise ValueError(f"`attenuation={attenuation}` of FLSS must be greater than 0 and at most 1.")
+        if subspace == "random" and attenuation != 1:
+            raise ValueError(
+                f"`attenuation={attenuation}` of FLSS has no meaning with `subspace=random`: leave it at 1."
+            )
         self.warmup_rounds = warmup_rounds
         self.rank = rank
         self.sample_every = sample_every
@@ -91,6 +119,9 @@ class FLSS(FederatedCallback):
         self.update_scale = update_scale
         self.project = project
         self.warmup = warmup
+        self.scope = scope
+        self.subspace = subspace
+        self.rate_scale = rate_scale
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:
@@ -101,6 +132,19 @@ class FLSS(FederatedCallback):
             raise ValueError(
                 f"{type(lossy).__name__} stands before FLSS: what the projection takes away from its output would be "
                 f"neither sent nor kept. Put {type(lossy).__name__} behind FLSS."
+            )
+        behind = stack[stack.index(self) + 1 :]
+        late = next((c for c in behind if overrides(c, "wrap_gradient")), None)
+        if late is not None and self.project != "updates":
+            raise ValueError(
+                f"{type(late).__name__} stands behind FLSS and would lead gradients out of the subspace, into which "
+                f"`project={self.project}` has put them. Put {type(late).__name__} before FLSS."
+            )
+        both = next((c for c in behind if overrides(c, "encode") and overrides(c, "wrap_gradient")), None)
+        if both is not None:
+            raise ValueError(
+                f"FLSS and {type(both).__name__} have no meaning together: clients of {type(both).__name__} add in its "
+                "codec what their gradients lack, and in projected rounds FLSS skips the other codecs."
             )
         for owner in stack:
             if overrides(owner, "coordinates"):
@@ -119,9 +163,18 @@ class FLSS(FederatedCallback):
             )
         self._server = federation.server
         self._ledger = federation.ledger
+        self._seed = federation.seed
         shared = federation.ledger.shared  # a mask, where some parameters never leave the clients
         self._shared = slice(None) if shared is None else shared.nonzero().squeeze(1).to(federation.device)
-        self.basis = StreamingBasis(self.rank, federation.server.vector[self._shared])
+        followed = federation.server.vector[self._shared]
+        self.basis = (
+            StreamingBasis(self.rank, followed)
+            if self.scope == "global"
+            else StreamingBlocks(self.rank, followed, layer_sizes(federation.layout, shared))
+        )
+        self._is_fedavg = self.sample_every == 1 or all(self.rank >= part.dim for part in self.basis.parts)
+        self._streams = self.warmup == "stream" or (self.warmup == "auto" and self.warmup_rounds > self.rank)
+        self._names = [f"{_BASIS}/{number}" for number in range(len(self.basis.parts))]
         self._moves: list[Tensor] = []  # G_1 .. G_L of a batch warm-up
         self._iterates_held = torch.zeros(federation.num_clients, dtype=torch.int64)  # x of warm-up rounds, by client
         self._uploaded = 0.0  # numbers per client sent since warm-up, as the paper's tables count them
@@ -133,7 +186,9 @@ class FLSS(FederatedCallback):
     @override
     def on_download(self, message: Message) -> None:
         # Clients run SLDS as the server does, on its moves: differences of models that they were sent and charged for.
-        message.derive(_BASIS, self.basis.rows)
+        # Random directions they draw from the seed.
+        for name, part in zip(self._names, self.basis.parts, strict=True):
+            message.derive(name, part.rows)
         ledger = self._ledger
         number = self._round.number
         model_bits = ledger.bits_of(message.payloads["model"])
@@ -147,10 +202,15 @@ class FLSS(FederatedCallback):
         ledger.record_increment("flss", self._bits(self.basis.rank) if is_short else model_bits, number)
 
     @override
+    def on_cohort_start(self, cohort: Cohort) -> None:
+        if self._is_projected(cohort.round):
+            cohort.rate_factor *= self.rate_scale
+
+    @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
         if self.project == "updates" or not self._is_projected(cohort.round):
             return gradient
-        basis = DenseBasis(cohort.received[_BASIS])
+        basis = self._received(cohort)
 
         def projected(params: Tensor, step: LocalStep) -> Tensor:
             gradients = gradient(params, step)
@@ -165,7 +225,7 @@ class FLSS(FederatedCallback):
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:
-        basis = DenseBasis(cohort.received[_BASIS])  # the one of the message: `self.basis` is the server's
+        basis = self._received(cohort)
         if payload.values.shape[1] != basis.dim:
             raise ValueError(
                 f"FLSS follows {basis.dim} numbers of the server, but the codecs before it leave "
@@ -173,7 +233,11 @@ class FLSS(FederatedCallback):
             )
         if not self.ends_encoding(cohort.round):
             return payload
-        return Payload(basis.project(payload.values), self._bits(basis.rank))
+        coefficients = basis.project(payload.values)
+        # Rows of P are orthonormal, so that coefficients have the norm of what they stand for.
+        energies = [torch.linalg.vector_norm(rows, dim=1).double().square() for rows in (payload.values, coefficients)]
+        cohort.round.accumulate(_ENERGY, torch.stack(energies).sum(dim=1))
+        return Payload(coefficients, self._bits(basis.rank))
 
     @override
     def decode(self, round: Round, values: Tensor) -> Tensor:
@@ -183,22 +247,31 @@ class FLSS(FederatedCallback):
 
     @override
     def on_server_step(self, round: Round) -> None:
-        if self.sample_every == 1 or self.rank >= self.basis.dim:
+        if self._is_fedavg:
             return
         is_warmup = round.number <= self.warmup_rounds
         # A round whose updates were all refused has no aggregate, and no move.
         if round.update is not None and (is_warmup or self._is_sampled(round)):
             moved = (self._server.vector - round.server)[self._shared]
-            if not is_warmup:
-                self.basis.update(moved, self.attenuation)
-            elif self.warmup == "stream":
-                self.basis.update(moved)
-            else:
-                self._moves.append(moved)
+            if not is_warmup and self.basis.rank:
+                energies = [torch.linalg.vector_norm(v).square() for v in (moved, self.basis.project(moved))]
+                round.log("flss/move_outside", _share_outside(*energies))
+            self._follow(moved, is_warmup)
+        if self.subspace == "random" and (round.number == self.warmup_rounds or self._is_sampled(round)):
+            self.basis.draw((self._seed, "flss", round.number))
         if round.number == self.warmup_rounds and self._moves:
             moves = torch.stack(self._moves)
             self._moves = []  # before the decomposition, which needs as much memory again
             self.basis.start(moves)
+
+    def _follow(self, moved: Tensor, is_warmup: bool) -> None:
+        """Let the basis follow a move [n] of the server; in a batch warm-up, keep it."""
+        if self.subspace == "random":
+            return
+        if is_warmup and not self._streams:
+            self._moves.append(moved)
+        else:
+            self.basis.update(moved, 1.0 if is_warmup else self.attenuation)
 
     @override
     def on_round_end(self, round: Round) -> None:
@@ -206,6 +279,10 @@ class FLSS(FederatedCallback):
             bits = self._ledger.up_bits["update"] / round.num_reported
             self._uploaded += bits / self._bits(1)
         round.log("flss/rank", float(self.basis.rank))
+        if self.basis.rank and self.subspace == "trajectory":
+            round.log("flss/rho", residual_energy(self.basis.parts))
+        if (energies := round.sums.get(_ENERGY)) is not None:
+            round.log("flss/outside", _share_outside(*energies))
         round.log("flss/paper_upload", self._uploaded)
 
     @override
@@ -220,7 +297,7 @@ class FLSS(FederatedCallback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.basis.load_state_dict(state_dict["basis"])
-        self._moves = [moved.to(self.basis.rows) for moved in state_dict["moves"]]
+        self._moves = [moved.to(self._server.vector) for moved in state_dict["moves"]]
         self._iterates_held = state_dict["iterates_held"].clone()
         self._uploaded = state_dict["uploaded"]
 
@@ -231,8 +308,13 @@ class FLSS(FederatedCallback):
 
     def _is_projected(self, round: Round) -> bool:
         """Whether clients send coefficients in this round, or project their gradients."""
-        has_basis = len(round.message.contents[_BASIS]) > 0
+        has_basis = any(len(round.message.contents[name]) for name in self._names)
         return round.number > self.warmup_rounds and has_basis and not self._is_sampled(round)
+
+    def _received(self, cohort: Cohort) -> Basis:
+        """The basis of the message: ``self.basis`` is the server's."""
+        parts = [DenseBasis(cohort.received[name]) for name in self._names]
+        return BlockBasis(parts) if len(parts) > 1 else parts[0]
 
     def _bits(self, count: int) -> int:
         """Number of bits of ``count`` floats."""
@@ -241,6 +323,9 @@ class FLSS(FederatedCallback):
     def _bits_to_follow(self, clients: Tensor, model_bits: int) -> Tensor:
         """Bits [M] that bring each client up to x, P and Sigma after warm-up: what it missed, at most the whole."""
         last = self._ledger.last_round[clients]
+        if self.subspace == "random":  # x alone
+            replay = self._ledger.bits_since("flss", (last - 1).clamp(min=0))
+            return torch.where(last > 0, replay, model_bits).clamp(max=model_bits)
         end = self.warmup_rounds
         is_new = last <= end  # for the first time after warm-up
         # L moves are the differences of L + 1 iterates, of which the client has those of its warm-up rounds.
@@ -248,4 +333,22 @@ class FLSS(FederatedCallback):
         # Who took part in round t has the state from before t, and lacks the increments of t and of later rounds.
         since = torch.where(is_new, end, last - 1)
         replay = iterates * model_bits + self._ledger.bits_since("flss", since)
-        return replay.clamp(max=model_bits * (self.basis.rank + 1) + self._bits(self.basis.rank))
+        state = sum(part.rows.numel() + part.rank for part in self.basis.parts)  # P and Sigma
+        return replay.clamp(max=model_bits + self._bits(state))
+
+
+def layer_sizes(layout: ParameterLayout, shared: Tensor | None = None) -> list[int]:
+    """How many numbers of a vector each layer has, in order; layers without any are left out.
+
+    Args:
+        layout: where each parameter lies in a vector [D].
+        shared: mask [D] of the parameters that count; None for all.
+    """
+    spans = layout.layers.values()
+    sizes = [span.stop - span.start if shared is None else int(shared[span].sum()) for span in spans]
+    return [size for size in sizes if size]
+
+
+def _share_outside(whole: Tensor, inside: Tensor) -> Tensor:
+    """The share of an energy that is not inside; zero for none."""
+    return torch.where(whole > 0, 1 - inside / whole, 0.0).clamp(min=0.0)

@@ -84,6 +84,15 @@ class ParameterLayout:
             start += size
         return result
 
+    @cached_property
+    def layers(self) -> dict[str, slice]:
+        """The slice of the vector that each layer takes: the parameters that one submodule has itself, by its name."""
+        result: dict[str, slice] = {}
+        for name, span in self.slices.items():
+            layer = name.rpartition(".")[0]
+            result[layer] = slice(result.get(layer, span).start, span.stop)  # they lie side by side
+        return result
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The tensors inside ``flat`` [..., D] by name, each ``[..., *shape]``; they share its memory."""
         # One `split` and not a slice per tensor: the gradient of a split is one concatenation, that of each slice would

@@ -61,12 +61,15 @@ class LearningRates:
         rates = self._rates()
         return rates if self.configs or rates != self._built else None
 
-    def of_phase(self, lr: float | None) -> list[float] | None:
+    def of_phase(self, lr: float | None, factor: float = 1.0) -> list[float] | None:
         """The rate of each parameter group for a phase.
 
         Args:
             lr: the phase's own rate in the first round; None for the module's rates.
+            factor: multiplies all rates.
         """
+        if factor != 1.0:
+            return [factor * rate for rate in self.of_phase(lr) or self._rates()]
         if lr is None:
             return self.current
         # The schedule multiplies a phase's own rate by the same factor as the module's rates.

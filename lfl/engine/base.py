@@ -295,7 +295,7 @@ class LocalEngine(ABC):
         """Return phase ``index`` of the local work for a cohort, with an optimizer that has no state yet."""
         in_coordinates = cohort.round.basis is not None
         phase = self.work.phases[index]
-        settings = (rates.of_phase(phase.lr), in_coordinates)
+        settings = (rates.of_phase(phase.lr, cohort.rate_factor), in_coordinates)
         built_from, optimizer = self._optimizers.get(index, (None, None))
         # An optimizer without a state is as good as a new one, and building one takes as long as some small steps.
         if optimizer is None or settings != built_from or not optimizer.restart(cohort.values):

@@ -6,7 +6,7 @@ from lfl.subspace.dense import DenseBasis, DenseSubspace
 from lfl.subspace.hadamard import HadamardBasis, HadamardSubspace
 from lfl.subspace.identity import IdentityBasis, IdentitySubspace
 from lfl.subspace.layerwise import LayerwiseBasis, LayerwiseSubspace
-from lfl.subspace.streaming import StreamingBasis
+from lfl.subspace.streaming import StreamingBasis, StreamingBlocks
 
 __all__ = [
     "Basis",
@@ -21,5 +21,6 @@ __all__ = [
     "LayerwiseBasis",
     "LayerwiseSubspace",
     "StreamingBasis",
+    "StreamingBlocks",
     "Subspace",
 ]

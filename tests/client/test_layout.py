@@ -18,6 +18,7 @@ def test_layout_views_share_memory_and_keep_leading_dimensions() -> None:
     assert layout.spans(layout.names) == [slice(0, layout.dim)]
     assert layout.spans(layout.names[1:2]) == [layout.slices[layout.names[1]]]
     assert int(layout.select("*bias").sum()) == 12 + 4
+    assert layout.layers == {"backbone.features.1": slice(0, 780), "backbone.head": slice(780, 832)}
     with pytest.raises(ValueError, match="'nothing' matches no parameter; the names are: backbone"):
         layout.select("nothing")
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,17 @@ def test_a_scheduler_that_cannot_be_saved_is_named_before_the_first_round(tmp_pa
     with pytest.raises(TypeError, match=r"^`Drawn.state_dict\(\)`\['draws'\] is a numpy.random.*Generator, which a"):
         train([rounds], tmp_path, module, checkpoint=Checkpointing())
     assert rounds.kept == []
+
+
+def test_a_factor_multiplies_the_rates_of_a_round() -> None:
+    rates = LearningRates(with_schedule(partial(lr_scheduler.ExponentialLR, gamma=0.5)))
+    first = rates.lr
+    rates.step(1, {})
+    assert rates.of_phase(None, 3.0) == pytest.approx([3 * 0.5 * first])
+    assert rates.of_phase(0.25, 3.0) == pytest.approx([3 * 0.5 * 0.25])
+    unscheduled = LearningRates(mlp())
+    assert unscheduled.of_phase(None, 2.0) == [0.2]
+    assert unscheduled.of_phase(None) is None
 
 
 def test_momentum_that_is_scheduled_over_rounds_is_warned_of() -> None:

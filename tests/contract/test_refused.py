@@ -28,7 +28,7 @@ from lfl.system import ExponentialSpeeds
 
 ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: FLSS(project="grads"), "`project=grads` of FLSS must be one of updates, gradients, both."),  # type: ignore[arg-type]
-    (lambda: FLSS(warmup="foo"), "`warmup=foo` of FLSS must be one of batch, stream."),  # type: ignore[arg-type]
+    (lambda: FLSS(warmup="foo"), "`warmup=foo` of FLSS must be one of batch, stream, auto."),  # type: ignore[arg-type]
     (lambda: FLSS(sample_every=-1), "`sample_every=-1` of FLSS must be a whole number of at least 0."),
     (lambda: FLSS(update_scale=-1.0), "`update_scale=-1.0` of FLSS must be a number greater than 0."),
     (lambda: FLSS(warmup_rounds=0), "`warmup_rounds=0` of FLSS must be a whole number of at least 1."),

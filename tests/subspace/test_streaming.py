@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lfl.subspace import StreamingBasis
+from lfl.subspace import StreamingBasis, StreamingBlocks
+from lfl.subspace.streaming import residual_energy
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:
@@ -122,3 +123,55 @@ def test_degenerate_streams(dtype: torch.dtype) -> None:
     repeated = StreamingBasis(4, first)
     repeated.start(torch.stack([first, second, first, second]))
     assert repeated.rank == 2
+
+
+def test_blocks_are_their_stretches() -> None:
+    """Started and updated as each stretch by itself; coordinates one after another."""
+    vectors, sizes = draws(6, 20), [12, 5, 3]
+    blocks = StreamingBlocks(4, vectors[0], sizes)
+    blocks.start(vectors[:5])
+    blocks.update(vectors[5], 0.5)
+    pieces = vectors.split(sizes, dim=1)
+    parts = [StreamingBasis(4, piece[0]) for piece in pieces]
+    for part, piece in zip(parts, pieces, strict=True):
+        part.start(piece[:5])
+        part.update(piece[5], 0.5)
+    assert (blocks.rank, blocks.dim) == (4 + 4 + 3, 20)
+    x = draws(2, 20, seed=1)
+    expected = torch.cat([part.project(piece) for part, piece in zip(parts, x.split(sizes, dim=1), strict=True)], dim=1)
+    assert torch.equal(blocks.project(x), expected)
+    lifted = torch.cat([part.lift(z) for part, z in zip(parts, expected.split([4, 4, 3], dim=1), strict=True)], dim=1)
+    assert torch.equal(blocks.lift(expected), lifted)
+    again = StreamingBlocks(4, vectors[0], sizes)
+    again.load_state_dict(blocks.state_dict())
+    assert torch.equal(again.lift(again.project(x)), lifted)
+    assert residual_energy(again.parts) == residual_energy(parts)
+
+
+def test_energy_that_is_left_out() -> None:
+    """The squares of the singular values beyond R, over all; and what the stream has dropped, lambda and all."""
+    vectors = draws(8, 30)
+    squares = torch.linalg.svdvals(vectors).square()
+    begun = StreamingBasis(3, vectors[0])
+    assert residual_energy([begun]) == 0.0
+    begun.start(vectors)
+    assert residual_energy([begun]) == pytest.approx(float(squares[3:].sum() / squares.sum()))
+    energy, dropped, basis = 0.0, 0.0, StreamingBasis(3, vectors[0])
+    for vector in vectors:
+        seen = torch.cat([0.5 * basis.singular_values[:, None] * basis.rows, vector[None]])
+        energy = 0.25 * energy + float(vector.square().sum())
+        dropped = 0.25 * dropped + float(torch.linalg.svdvals(seen)[3:].square().sum())
+        basis.update(vector, 0.5)
+    assert residual_energy([basis]) == pytest.approx(dropped / energy)
+
+
+def test_drawn_rows() -> None:
+    vectors = draws(2, 20)
+    basis = streamed(vectors, 4)
+    basis.draw((3, "test"))
+    assert (basis.rank, residual_energy([basis])) == (4, 0.0)
+    torch.testing.assert_close(basis.rows @ basis.rows.mT, torch.eye(4).double(), rtol=0, atol=1e-14)
+    blocks = StreamingBlocks(4, vectors[0], [17, 3])
+    blocks.draw((3, "test"))
+    assert (blocks.rank, blocks.dim) == (7, 20)
+    assert not torch.equal(blocks.parts[0].rows[:, :3], basis.rows[:, :3])
