@@ -24,6 +24,7 @@ from lfl.callbacks.personal import PersonalParameters
 from lfl.callbacks.pfedme import PFedMe
 from lfl.callbacks.privacy import DifferentialPrivacy
 from lfl.callbacks.proximal import Proximal
+from lfl.callbacks.qsgd import QSGD
 from lfl.callbacks.randomk import RandomK
 from lfl.callbacks.sam import AdaptiveSharpnessAware, SharpnessAware
 from lfl.callbacks.scaffold import Scaffold
@@ -37,6 +38,7 @@ __all__ = [
     "FLSSVRG",
     "MAML",
     "MOON",
+    "QSGD",
     "SSF",
     "AdaptiveSharpnessAware",
     "AveragedEvaluation",
