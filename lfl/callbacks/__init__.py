@@ -6,6 +6,7 @@ from lfl.callbacks.averaged_evaluation import AveragedEvaluation
 from lfl.callbacks.client_evaluation import ClientEvaluation
 from lfl.callbacks.diagnostics import Diagnostics
 from lfl.callbacks.ditto import Ditto
+from lfl.callbacks.downlink import Downlink
 from lfl.callbacks.feddc import FedDC
 from lfl.callbacks.feddyn import FedDyn
 from lfl.callbacks.fedgen import FedGen
@@ -47,6 +48,7 @@ __all__ = [
     "Diagnostics",
     "DifferentialPrivacy",
     "Ditto",
+    "Downlink",
     "FedDC",
     "FedDyn",
     "FedGen",
