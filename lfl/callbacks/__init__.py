@@ -31,6 +31,7 @@ from lfl.callbacks.sam import AdaptiveSharpnessAware, SharpnessAware
 from lfl.callbacks.scaffold import Scaffold
 from lfl.callbacks.sign import Sign
 from lfl.callbacks.ssf import SSF
+from lfl.callbacks.stc import STC
 from lfl.callbacks.topk import TopK
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "MOON",
     "QSGD",
     "SSF",
+    "STC",
     "AdaptiveSharpnessAware",
     "AveragedEvaluation",
     "ClientEvaluation",
