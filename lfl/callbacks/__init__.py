@@ -17,6 +17,7 @@ from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
 from lfl.callbacks.flss import FLSS
 from lfl.callbacks.hyperbolic import HyperbolicRegularization
+from lfl.callbacks.lbgm import LBGM
 from lfl.callbacks.local_noise import LocalNoise
 from lfl.callbacks.maml import MAML
 from lfl.callbacks.momentum import ClientMomentum
@@ -38,6 +39,7 @@ __all__ = [
     "FLSS",
     "FLSSGD",
     "FLSSVRG",
+    "LBGM",
     "MAML",
     "MOON",
     "QSGD",
