@@ -13,6 +13,7 @@ from lfl.callbacks.fedgen import FedGen
 from lfl.callbacks.fednova import FedNova
 from lfl.callbacks.fedntd import FedNTD
 from lfl.callbacks.fedsub import FedSub
+from lfl.callbacks.fetchsgd import FetchSGD
 from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
 from lfl.callbacks.flss import FLSS
@@ -60,6 +61,7 @@ __all__ = [
     "FedNova",
     "FedSub",
     "FederatedCallback",
+    "FetchSGD",
     "GaussianUpdate",
     "Gradient",
     "HyperbolicRegularization",
