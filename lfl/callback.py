@@ -224,6 +224,11 @@ def keeps_parameters(callback: FederatedCallback) -> bool:
     return overrides(callback, "personalize") and not callback.whole_model
 
 
+def changes_update(callback: FederatedCallback) -> bool:
+    """Return whether ``callback`` may change the update that the server steps along, after it is decoded."""
+    return overrides(callback, "on_aggregate") and not callback.observes
+
+
 def check_gradient(owner: FederatedCallback, gradient: Gradient) -> None:
     """Check that ``wrap_gradient`` of ``owner`` returned a function that takes parameters and a step.
 

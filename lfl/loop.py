@@ -319,16 +319,22 @@ class FederatedLoop:
         if round.update is not None:
             run.server.step(round.update)
             hooks.check_server(["server_optimizer"], round, run.server.vector)
-        # With plain SGD the model moved in the basis, which clients know: its coordinates are enough. Any other server
-        # optimizer (momentum, Adam) may leave the basis, and the whole model must be sent.
-        sent = round.update_coordinates if run.server.is_plain_sgd else None
-        bits = run.ledger.bits_of(round.server if sent is None else sent)
-        run.ledger.record_increment("model", bits, round.number)
         for callback in self._hooks["on_server_step"]:
             callback.on_server_step(round)
         if self._hooks["on_server_step"]:
             owners = [f"{type(callback).__name__}.on_server_step" for callback in self._hooks["on_server_step"]]
             hooks.check_server(owners, round, run.server.vector)
+        run.ledger.record_increment("model", self._step_bits(round), round.number)
+
+    def _step_bits(self, round: Round) -> int:
+        """Bits from which clients that hold x follow the server's step."""
+        run = self.run
+        if round.step_bits is not None:
+            return round.step_bits
+        # With plain SGD the model moved in the basis, which clients know: its coordinates are enough. Any other server
+        # optimizer (momentum, Adam) may leave the basis, and the whole model must be sent.
+        sent = round.update_coordinates if run.server.is_plain_sgd else None
+        return run.ledger.bits_of(round.server if sent is None else sent)
 
     def _evaluate(self, round: Round) -> None:
         """Log what the training steps logged, and evaluate the server's model if it is due."""

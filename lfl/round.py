@@ -110,6 +110,8 @@ class Round:
         update: the aggregate [D], from ``on_aggregate`` on. It points where the clients moved, against the gradient:
             x+ = x + server_lr * update.
         update_coordinates: the aggregate before it was lifted [R], where there is a basis.
+        step_bits: bits from which clients that hold x follow the server's step, where a callback has set it in
+            ``on_server_step``; None for the aggregate's coordinates or, where x may have left the basis, the whole.
         totals: all sums over clients: of this process, and of all processes from ``on_aggregate`` on.
         reported: ids of the clients whose updates this process accepted, one tensor for each cohort.
         metrics: numbers that this round logs.
@@ -124,6 +126,7 @@ class Round:
     basis: Basis | None = None
     update: Tensor | None = None
     update_coordinates: Tensor | None = None
+    step_bits: int | None = None
     totals: RoundSums = field(default_factory=RoundSums)
     reported: list[Tensor] = field(default_factory=list)
     metrics: dict[str, float | Tensor] = field(default_factory=dict)

@@ -56,6 +56,18 @@ METHODS: dict[str, list[str]] = {
         "--trainer.callbacks.rank=4",
         "--trainer.callbacks.sample_every=3",
     ],
+    "Downlink": [
+        "--trainer.callbacks+=lfl.callbacks.Downlink",
+        "--trainer.callbacks.codec=lfl.callbacks.TopK",
+        "--trainer.callbacks.codec.k=0.05",
+    ],
+    "STC": ["--trainer.callbacks+=lfl.callbacks.STC", "--trainer.callbacks.k=0.05"],
+    "LBGM": ["--trainer.callbacks+=lfl.callbacks.LBGM", "--trainer.callbacks.threshold=0.5"],
+    "FetchSGD": [
+        "--trainer.callbacks+=lfl.callbacks.FetchSGD",
+        "--trainer.callbacks.columns=500",
+        "--trainer.callbacks.momentum=0.5",
+    ],
     "FedMRUR": [
         "--trainer.callbacks+=lfl.callbacks.HyperbolicRegularization",
         "--trainer.callbacks.layer=backbone.features",

@@ -22,6 +22,7 @@ from lfl.aggregation import MeanAggregator
 from lfl.aggregation.norm_clipping import shrinkage
 from lfl.arguments import check_number
 from lfl.callback import FederatedCallback, overrides
+from lfl.callbacks.sign import Sign
 from lfl.comm import Message, Payload
 from lfl.federation import Federation
 from lfl.participation import PoissonParticipation, UniformParticipation
@@ -118,7 +119,8 @@ class DifferentialPrivacy(FederatedCallback):
                     f"{name} stands behind DifferentialPrivacy: what it makes of the clipped updates may be longer "
                     f"than `clip`. Put {name} before it."
                 )
-            if overrides(other, "decode") and not overrides(other, "personalize") and other is not self:
+            is_plain_sign = isinstance(other, Sign) and other.vote == "mean"  # decodes nothing
+            if overrides(other, "decode") and not (overrides(other, "personalize") or other is self or is_plain_sign):
                 raise ValueError(
                     f"{name} and DifferentialPrivacy have no meaning together: what `{name}.decode` makes of the "
                     "clipped updates may be longer than `clip`."

@@ -12,7 +12,6 @@ from lfl.callbacks.topk import check_entries, count_entries
 from lfl.client.layout import ParameterLayout
 from lfl.comm import Payload
 from lfl.federation import Federation
-from lfl.round import Cohort
 from lfl.subspace.subsets import random_subsets
 
 
@@ -43,14 +42,11 @@ class RandomK(Compressor):
     def on_run_start(self, federation: Federation) -> None:
         super().on_run_start(federation)
         check_entries(self.k, federation.num_clients)
-        self._federation = federation
 
     @override
-    def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
-        ids = cohort.ids.to(rows.device)
+    def compress(self, rows: Tensor, ids: Tensor, keys: Tensor) -> Payload:
         width = rows.shape[1]
         counts = torch.as_tensor(count_entries(self.k, ids, width), device=rows.device).expand(len(rows))
-        keys = self._federation.keys(ids, "random-k", cohort.round.number)
         mask = random_subsets(keys, counts.double(), width)
         sent = rows.masked_fill(~mask, 0)
         if not self.error_feedback:

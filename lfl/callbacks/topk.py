@@ -12,7 +12,6 @@ from typing_extensions import override
 from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
 from lfl.federation import Federation
-from lfl.round import Cohort
 from lfl.subspace.base import check_rank, count_rank
 
 
@@ -45,9 +44,9 @@ class TopK(Compressor):
         check_entries(self.k, federation.num_clients)
 
     @override
-    def compress(self, cohort: Cohort, rows: Tensor) -> Payload:
+    def compress(self, rows: Tensor, ids: Tensor, keys: Tensor) -> Payload:
         width = rows.shape[1]
-        count = count_entries(self.k, cohort.ids.to(rows.device), width)
+        count = count_entries(self.k, ids, width)
         index_bits = math.ceil(math.log2(width)) if width > 1 else 0
         return Payload(keep_largest(rows, count), count * (rows.element_size() * 8 + index_bits))
 

@@ -12,7 +12,7 @@ from worlds import mlp, train
 from lfl.callbacks import FederatedCallback, PersonalParameters, RandomK, Sign, TopK
 from lfl.callbacks.compressor import Compressor
 from lfl.participation import FixedParticipation
-from lfl.round import Cohort
+from lfl.randomness import client_keys
 
 # MLP 64-12-4: the sizes of its weights and biases.
 SIZES = [64 * 12, 12, 12 * 4, 4]
@@ -62,8 +62,8 @@ def test_without_feedback_nothing_is_kept(make: Any, tmp_path: Path) -> None:
 
 
 def compressed(codec: Compressor, rows: Tensor) -> Tensor:
-    whom = Cohort(None, torch.arange(len(rows)), *[torch.empty(0)] * 4)  # type: ignore[arg-type]
-    return codec.compress(whom, rows).values
+    ids = torch.arange(len(rows))
+    return codec.compress(rows, ids, client_keys(ids, "test")).values
 
 
 @pytest.mark.parametrize(("precision", "float_bits"), [("32-true", 32), ("64-true", 64)])

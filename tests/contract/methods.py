@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import LightningModule
 from worlds import train
 
@@ -22,14 +23,18 @@ from lfl.callbacks import (
     FLSS,
     FLSSGD,
     FLSSVRG,
+    LBGM,
     MAML,
     MOON,
+    QSGD,
     SSF,
+    STC,
     AdaptiveSharpnessAware,
     ClientEvaluation,
     ClientMomentum,
     DifferentialPrivacy,
     Ditto,
+    Downlink,
     FedDC,
     FedDyn,
     FederatedCallback,
@@ -37,6 +42,7 @@ from lfl.callbacks import (
     FedNova,
     FedNTD,
     FedSub,
+    FetchSGD,
     HyperbolicRegularization,
     LabelFlip,
     LocalNoise,
@@ -92,6 +98,11 @@ METHODS: dict[str, Stack] = {
     "top-k": lambda: [TopK(0.1)],
     "random-k": lambda: [RandomK(0.1)],
     "sign": lambda: [Sign()],
+    "sign-vote": lambda: [Sign(error_feedback=False, vote="majority")],
+    "qsgd+downlink": lambda: [QSGD(4), Downlink(TopK(0.1))],
+    "stc": lambda: [STC(0.1)],
+    "lbgm": lambda: [LBGM(0.5, scope="tensor")],
+    "fetchsgd": lambda: [FetchSGD(rows=3, columns=60, k=20, momentum=0.5)],
     "flss": lambda: [FLSS(warmup_rounds=1, rank=3, sample_every=2)],
     "flss-gradients": lambda: [FLSS(2, 3, 2, project="both", warmup="auto", scope="layer", rate_scale=1.5)],
     "sign+flss": lambda: [FLSS(warmup_rounds=1, rank=3, sample_every=2), Sign()],
@@ -170,6 +181,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "krum+top-k": {"aggregator": Krum(1, selected=2)},
     "median": {"aggregator": CoordinateMedian()},
     "norm-clipping": {"aggregator": MedianNormClipping()},
+    "sign-vote": {"server_optimizer": lambda params: torch.optim.SGD(params, lr=0.01)},
     "scaffold+srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
 }
 
