@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from worlds import mlp, train
 
-from lfl.callbacks import FederatedCallback, PersonalParameters, RandomK, Sign, TopK
+from lfl.callbacks import QSGD, STC, FederatedCallback, PersonalParameters, RandomK, Sign, TopK
 from lfl.callbacks.compressor import Compressor
 from lfl.participation import FixedParticipation
 from lfl.randomness import client_keys
@@ -24,6 +24,7 @@ CODECS: dict[str, Any] = {
     "top-k": lambda: TopK(0.1),
     "top-k per tensor": lambda: TopK(0.1, scope="tensor"),
     "random-k": lambda: RandomK(0.1),
+    "stc": lambda: STC(0.1),
 }
 
 
@@ -64,6 +65,31 @@ def test_without_feedback_nothing_is_kept(make: Any, tmp_path: Path) -> None:
 def compressed(codec: Compressor, rows: Tensor) -> Tensor:
     ids = torch.arange(len(rows))
     return codec.compress(rows, ids, client_keys(ids, "test")).values
+
+
+@pytest.mark.parametrize("codec", [TopK(0.1), RandomK(0.1), STC(0.1), Sign(), QSGD(4), QSGD(4, coding="fixed")])
+def test_codecs_scale_with_the_update(codec: Compressor) -> None:
+    """``C(c a) = c C(a)``: the rate that is in an update does not matter, nor does who is compressed beside it."""
+    rows = torch.randn(3, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.equal(compressed(codec, 8 * rows), 8 * compressed(codec, rows))
+    assert torch.equal(compressed(codec, rows[:2]), compressed(codec, rows)[:2])
+
+
+def test_what_is_kept_is_shorter_than_what_came() -> None:
+    """``|a - C(a)|^2 <= (1 - k/D) |a|^2`` of the largest, with equality in the mean of random ones; k = D is exact."""
+    rows = torch.randn(4000, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    length = rows.square().sum(dim=1)
+
+    def kept(codec: Compressor) -> Tensor:
+        return (rows - compressed(codec, rows)).square().sum(dim=1) / length
+
+    assert (kept(TopK(5)) <= 1 - 5 / 20).all()
+    share = kept(RandomK(5))
+    assert abs(float(share.mean()) - 0.75) < 4 * float(share.std()) / math.sqrt(len(rows))
+    torch.testing.assert_close(kept(Sign()), 1 - rows.abs().sum(dim=1).square() / (20 * length), rtol=0, atol=1e-12)
+    assert (kept(STC(5)) < 1).all()
+    for codec in (TopK(20), RandomK(20), RandomK(1.0, error_feedback=False)):
+        assert torch.equal(compressed(codec, rows), rows)
 
 
 @pytest.mark.parametrize(("precision", "float_bits"), [("32-true", 32), ("64-true", 64)])
