@@ -11,13 +11,14 @@ seems to cut the first to 35.14 and to round the second to 37.00.
 
 The CNN (two convolutions of 32 and 64 channels, 512 units; D = 878,538 with 10 classes, 924,708 with 100) goes through
 all rounds. Of the ResNets one period of s rounds is measured, and stands for all; they have GroupNorm, which has as
-many parameters as BatchNorm, and no statistics, which the paper does not count. FLSS on ResNet-18 takes 7 GB of memory,
-on ResNet-50 15 GB. FedProx, MOON, FedDyn and FedNTD send what FedAvg does.
+many parameters as BatchNorm, and no statistics, which the paper does not count. FLSS on ResNet-18 takes 7 GB of memory
+and some minutes, on ResNet-50 twice that. FedProx, MOON, FedDyn and FedNTD send what FedAvg does.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -69,7 +70,8 @@ class Cell:
 
     def stack(self, setting: Setting) -> list[FederatedCallback]:
         """The callbacks of the method."""
-        flss = [FLSS(setting.warmup_rounds, self.rank or setting.rank, self.sample_every)] if self.projects else []
+        rank = self.rank or setting.rank
+        flss = [FLSS(setting.warmup_rounds, rank, self.sample_every, warmup="auto")] if self.projects else []
         return [*([Scaffold()] if self.controls else []), *flss, *([Sign()] if self.signs else [])]
 
 
@@ -190,6 +192,7 @@ def cost_table(setting: Setting, networks: list[str]) -> Table:
         ["method", "D", "parameters", "millions", "paper", "seconds"],
     )
     for cell in (cell for cell in CELLS if cell.network in networks):
+        gc.collect()  # the last cell's run, with D R numbers
         started = time.perf_counter()
         backbone = NETWORKS[cell.network](cell.num_classes)
         count = uploaded(cell, backbone, setting.of(cell), channels=3, side=32, num_classes=cell.num_classes)
