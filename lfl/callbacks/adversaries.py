@@ -76,7 +76,7 @@ class UpdateAttack(Adversary):
 
     @abstractmethod
     def attack(self, cohort: Cohort, ids: Tensor, updates: Tensor) -> Tensor:
-        """What adversaries ``ids`` [A] send instead of their ``updates`` [A, n]."""
+        """Return what adversaries ``ids`` [A] send instead of their ``updates`` [A, n]."""
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:

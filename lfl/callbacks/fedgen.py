@@ -37,7 +37,7 @@ _CHUNK = 256  # examples of a client whose labels are read at a time
 
 @dataclass(frozen=True)
 class _Settings:
-    """Where the two public codes differ: the official one's values, and PFLlib's below. See ``FedGen``."""
+    """The values in which the two public codes differ: the official one's, and PFLlib's below. See ``FedGen``."""
 
     weight: float = 10.0
     distillation: float = 10.0

@@ -5,6 +5,7 @@ They are Figures 1, 2, 5b-d and 6 of "Federated Learning in Streaming Subspace",
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +56,9 @@ class _Pictures(FederatedCallback):
         if is_due and federation.processes.is_first:
             self._draw(round.number)
 
+    @abstractmethod
     def _draw(self, number: int) -> None:
         """Draw the pictures of a round."""
-        raise NotImplementedError
 
     def _show(self, figure: Figure, name: str, number: int) -> None:
         """Write ``NAME_ROUND.png``, and log it under the name."""

@@ -416,15 +416,9 @@ class ClientModel:
         return len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
     def _capture(self, name: str) -> None:
-        try:
-            layer = self.module.get_submodule(name)
-        except AttributeError:
-            names = ", ".join(n for n, _ in self.module.named_modules() if n)
-            raise ValueError(f"The model has no layer {name!r} to take features from; it has: {names}.") from None
-
         def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             self._features[name] = output
             if self._wanted and self._wanted <= self._features.keys():
                 raise _AllFeaturesFound  # nobody reads what the rest of the step would compute
 
-        layer.register_forward_hook(keep)
+        self.module.get_submodule(name).register_forward_hook(keep)

@@ -9,12 +9,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ from lfl.hooks import NonFiniteUpdateError
 from tools.papers.runs import RunFolder, fit, newest
 
 Series = dict[int, float]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ class Laboratory:
             self.tell(f"[{number}/{len(missing)}] {describe(run)}: {spent}{ended}")
         return {run: self._made[run] for run in wanted}
 
+    def by_group(self, runs: Mapping[K, Sequence[Run]]) -> dict[K, list[Outcome]]:
+        """Make groups of runs; returns their outcomes, by group."""
+        found = self.outcomes(run for group in runs.values() for run in group)
+        return {key: [found[run] for run in group] for key, group in runs.items()}
+
     def _make(self, missing: list[tuple[Run, Path]]) -> Iterator[tuple[Run, Outcome]]:
         if self.jobs == 1 or not missing:
             for run, path in missing:
@@ -140,6 +147,19 @@ class Laboratory:
         futures = {self._pool.submit(make, run, self.configs, path): run for run, path in missing}
         for future in as_completed(futures):
             yield futures[future], future.result()
+
+
+def extent(options: argparse.Namespace, rounds: int, seeds: int, quick_rounds: int) -> tuple[int, int]:
+    """Rounds of every run, and the number of seeds: what the options say, else those of the results, or of a look."""
+    return (
+        options.rounds or (quick_rounds if options.quick else rounds),
+        options.seeds or (1 if options.quick else seeds),
+    )
+
+
+def warning_of(options: argparse.Namespace) -> str:
+    """What to print beside numbers of few rounds; empty for others."""
+    return "A quick look: neither numbers nor claims count." if options.quick else ""
 
 
 def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:

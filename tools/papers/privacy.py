@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tools import CONFIGS
 from tools.papers.claims import Claim, ordered, publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened, warning_of
 from tools.papers.study import final, last
 from tools.papers.summaries import mean_and_deviation, three_digits
 from tools.table import Table
@@ -72,14 +72,10 @@ def claims(results: Results) -> list[Claim]:
 
 def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Make all runs; show and write the table and what it decides."""
-    rounds = options.rounds or (5 if options.quick else ROUNDS)
-    seeds = options.seeds or (1 if options.quick else SEEDS)
-    runs = runs_of(seeds, rounds)
-    found = laboratory.outcomes(run for group in runs.values() for run in group)
-    results = {noise: [found[run] for run in group] for noise, group in runs.items()}
+    rounds, seeds = extent(options, ROUNDS, SEEDS, quick_rounds=5)
+    results = laboratory.by_group(runs_of(seeds, rounds))
     title = f"MNIST-5000, 1,000 clients, each in a round with probability 0.1; {rounds} rounds, {seeds} seed(s)"
-    warning = "A quick look: neither numbers nor claims count." if options.quick else ""
-    publish(laboratory.output, "privacy", "DP-FedAvg", tabulate(results, title), claims(results), warning)
+    publish(laboratory.output, "privacy", "DP-FedAvg", tabulate(results, title), claims(results), warning_of(options))
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tools import CONFIGS
 from tools.papers.claims import Claim, compared, publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened, warning_of
 from tools.papers.study import Overrides, final
 from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
@@ -106,14 +106,11 @@ def claims(results: Results) -> list[Claim]:
 
 def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Make all runs; show and write the table and what it decides."""
-    rounds = options.rounds or (3 if options.quick else ROUNDS)
-    seeds = options.seeds or (1 if options.quick else SEEDS)
-    runs = runs_of(seeds, rounds)
-    found = laboratory.outcomes(run for group in runs.values() for run in group)
-    results = {key: [found[run] for run in group] for key, group in runs.items()}
+    rounds, seeds = extent(options, ROUNDS, SEEDS, quick_rounds=3)
+    results = laboratory.by_group(runs_of(seeds, rounds))
     title = f"MNIST-5000, MLP, Dirichlet(1), 20 of 100 clients, 20 of which attack; {rounds} rounds, {seeds} seed(s)"
-    warning = "A quick look: neither numbers nor claims count." if options.quick else ""
-    publish(laboratory.output, "robust", "Robust aggregation", tabulate(results, title), claims(results), warning)
+    table, warning = tabulate(results, title), warning_of(options)
+    publish(laboratory.output, "robust", "Robust aggregation", table, claims(results), warning)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

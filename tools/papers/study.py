@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools import CONFIGS
 from tools.papers.claims import Claim, publish
-from tools.papers.experiments import Laboratory, Outcome, Run, Series, add_options, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, Series, add_options, extent, opened, warning_of
 from tools.papers.summaries import last_tenth, mean_and_deviation
 from tools.table import Table
 
@@ -116,15 +116,11 @@ def _mean(series: Sequence[Series], number: int) -> float:
 
 def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Make the runs of one study; show and write its table and claims, draw its figure."""
-    rounds = options.rounds or (10 if options.quick else study.rounds)
-    seeds = options.seeds or (1 if options.quick else 3)
-    runs = study.runs(seeds, rounds, options.accelerator)
-    found = laboratory.outcomes(run for group in runs.values() for run in group)
-    results = {method: [found[run] for run in group] for method, group in runs.items()}
+    rounds, seeds = extent(options, study.rounds, 3, quick_rounds=10)
+    results = laboratory.by_group(study.runs(seeds, rounds, options.accelerator))
     table = Table(f"{study.title}; {rounds} rounds, {seeds} seed(s), {options.accelerator}", list(study.columns))
     study.tabulate(results, table)
-    warning = "A quick look: neither numbers nor claims count." if options.quick else ""
-    publish(laboratory.output, name, study.title, table, study.claims(results), warning)
+    publish(laboratory.output, name, study.title, table, study.claims(results), warning_of(options))
     plot(study, results, laboratory.output / f"{name}.png")
 
 
