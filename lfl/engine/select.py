@@ -174,7 +174,7 @@ class _Chooser:
     def _saved_by_sharing(self, path: Path) -> float:
         """Seconds of a round that processes save by training some clients each."""
         _, sizes, steps = self._typical_clients()
-        cost = self._cost(path)
+        (cost,) = self._costs(path)
         ranks = cost.engine.deal(steps, self.settings.processes)
         parts = (ranks == rank for rank in range(self.settings.processes))
         return cost.of_round(sizes, steps) - max(cost.of_round(sizes[part], steps[part]) for part in parts)
@@ -307,12 +307,12 @@ class _Chooser:
         _, sizes, steps = self._typical_clients()
         if not len(sizes):
             return False
-        together, alone = self._cost(vectorized), self._cost(sequential)
+        together, alone = self._costs(vectorized, sequential)
         return together.of_round(sizes, steps) < _MARGIN * alone.of_round(sizes, steps)
 
-    def _cost(self, path: Path) -> StepCost:
-        _, sizes, _ = self._typical_clients()
-        return self._timer.cost(self._as_taken(path), min(path.cohort_size, max(1, len(sizes))))
+    def _costs(self, *paths: Path) -> list[StepCost]:
+        most = max(1, len(self._typical_clients()[0]))
+        return self._timer.costs(*((self._as_taken(path), min(path.cohort_size, most)) for path in paths))
 
     def _as_taken(self, path: Path) -> Path:
         """A path as the run will take most of its steps: a short run records nothing."""

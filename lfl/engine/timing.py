@@ -22,7 +22,8 @@ from lfl.engine.graph.traced import TracedStep, TraceError
 from lfl.engine.paths import Path
 from lfl.randomness import client_keys
 
-_SMALL_STEP = 5e-3  # seconds on one thread: operations of shorter steps are too small to share
+_SMALL_STEP = 1e-3  # seconds on one thread: operations of shorter steps are too small to share
+_TURNS = 3
 _MORE_THREADS = 1.25  # several threads must be so much faster: they are slow where others use the cores, too
 
 
@@ -65,17 +66,23 @@ class StepTimer:
     callbacks: list[FederatedCallback]
     seed: int
 
-    def cost(self, path: Path, count: int) -> StepCost:
-        """The cost of the steps of a path.
+    def costs(self, *paths: tuple[Path, int]) -> list[StepCost]:
+        """The costs of the steps of some paths, timed in turns: a moment in which the machine is busy decides nothing.
 
         Args:
-            path: the path; what it records is recorded at once.
-            count: how many clients are trained together at most.
+            paths: each with how many clients are trained together at most; what a path records is recorded at once.
         """
-        engine = self._engine(path)
-        alone = min(self._times(engine, 1))
-        each = (min(self._times(engine, count)) - alone) / (count - 1) if count > 1 else 0.0
-        return StepCost(engine, self.data.batch_size, alone, max(each, 0.0))
+        engines = [(self._engine(path), count) for path, count in paths]
+        turns = [
+            [(min(self._times(engine, 1)), min(self._times(engine, count))) for engine, count in engines]
+            for _ in range(_TURNS)
+        ]
+        costs = []
+        for (engine, count), times in zip(engines, zip(*turns, strict=True), strict=True):
+            alone, together = (min(each) for each in zip(*times, strict=True))
+            each = max(0.0, together - alone) / (count - 1) if count > 1 else 0.0
+            costs.append(StepCost(engine, self.data.batch_size, alone, each))
+        return costs
 
     def seconds(self, path: Path, count: int) -> float:
         """Seconds of a step of ``count`` clients, the least of five."""

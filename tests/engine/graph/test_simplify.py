@@ -28,6 +28,7 @@ def operations(function, x: Tensor = X) -> Counter[str]:
         lambda x: x.expand(2, 3).sin(),
         lambda x: x.detach().sin(),
         lambda x: (x * 1).sin(),
+        lambda x: torch.ops.aten.mul.Scalar(x, 1).sin(),
         lambda x: x.pow(1).sin(),
         lambda x: x.t().t().sin(),
         lambda x: torch.cat([x]).sin(),
@@ -45,6 +46,7 @@ def test_what_returns_its_input_is_dropped(function) -> None:
         (lambda x: x.t().sin(), 2),
         (lambda x: x.expand(4, 2, 3).sin(), 2),
         (lambda x: (x * 2).sin(), 2),
+        (lambda x: torch.ops.aten.mul.Scalar(x, 2).sin(), 2),
         (lambda x: x.pow(2).sin(), 2),
     ],
 )
