@@ -120,7 +120,7 @@ class LocalEngine(ABC):
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
         self._feed = BatchFeed(model, data, work, seed, callbacks)
-        self.frozen = FrozenModel(model, data.batch_size, self._read_features)
+        self.frozen = FrozenModel(model, data.batch_size, self._feed, self._read_features)
 
     # -- what engines implement -----------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class LocalEngine(ABC):
         # If the model draws nothing, keys are not read and need not be computed; any [C] integers will do.
         keys = self._feed.keys("model", cohort, phase) if is_random else cohort.ids.to(cohort.values.device)
         batches = self._feed.of_phase(cohort, phase, self._padding(cohort, phase))
-        with_features = self.frozen.reading_ahead(cohort, batches)
+        with_features = self.frozen.reading_ahead(cohort, phase, batches)
         # Clients whose batches have different sizes at a step are in different batches: group them by step.
         for number, plans in itertools.groupby(with_features, key=lambda item: item[0].step):
             step_keys = fold(keys, number) if is_random else keys

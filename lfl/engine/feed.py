@@ -48,6 +48,15 @@ class BatchFeed:
         self.batches_per_step = max((callback.batches_per_step for callback in callbacks), default=1)
         self._changing = [callback for callback in callbacks if overrides(callback, "change_batch")]
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether an example is the same whenever it is read."""
+        return not (self._changing or self._data.has_random_transforms)
+
+    def indices(self, cohort: Cohort) -> Tensor:
+        """Positions of each client's examples in the training data [C, n], padded."""
+        return self._data.client_indices(cohort.ids)[0].to(cohort.values.device)
+
     def keys(self, purpose: str, cohort: Cohort, phase: CohortPhase) -> Tensor:
         """One key per client [C] for the draws of a phase."""
         # The first phase has the address that rounds without phases have: adding a phase changes none of its draws.
@@ -67,7 +76,7 @@ class BatchFeed:
     def _schedule(self, cohort: Cohort, phase: CohortPhase, padding: Padding | None, draw: int) -> Iterable[BatchPlan]:
         """The plans of a phase, in one of several independent orders; the first is the only one of most runs."""
         sizes, batch_size = cohort.num_examples, self._data.batch_size
-        indices = self._data.client_indices(cohort.ids)[0].to(cohort.values.device)
+        indices = self.indices(cohort)
         keys = self.keys("shuffle", cohort, phase)
         augment = self.keys("augment", cohort, phase) if self._data.has_random_transforms else None
         if draw:
@@ -76,16 +85,19 @@ class BatchFeed:
             return ReplacementSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment)
         return LocalSchedule(indices, sizes, phase.num_steps, batch_size, keys, augment, padding=padding)
 
-    def of_all_examples(self, cohort: Cohort, count: int, keys: Tensor) -> PlannedBatches:
+    def of_all_examples(
+        self, cohort: Cohort, count: int, keys: Tensor, batch_size: int | None = None
+    ) -> PlannedBatches:
         """One pass over the whole training sets of the first ``count`` clients, in stored order.
 
         Args:
             cohort: the cohort.
             count: A.
             keys: one key per client, for augmentation [A].
+            batch_size: examples of each client in a batch; None for the data's, and 128 at least.
         """
         sizes = cohort.num_examples[:count]
-        batch_size = max(self._data.batch_size, _WHOLE_BATCH)
+        batch_size = batch_size or max(self._data.batch_size, _WHOLE_BATCH)
         indices = self._data.client_indices(cohort.ids[:count])[0].to(keys.device)
         steps = steps_per_epoch_of(sizes, batch_size)
         augment = keys if self._data.has_random_transforms else None

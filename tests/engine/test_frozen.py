@@ -6,7 +6,7 @@ import pytest
 import torch
 from contract.methods import fedmrur
 from torch import Tensor, nn
-from worlds import Bystander, batch_norm, cnn, even_data, train
+from worlds import Bystander, batch_norm, cnn, even_data, ragged_data, train
 
 from lfl.client.step import at_row
 from lfl.engine.frozen import FrozenModel
@@ -121,6 +121,38 @@ def test_rows_are_read_at_the_clients_own_parameters(engine: str, size: int, tmp
     rows = Rows()
     train([rows], tmp_path, cnn(), engine=engine, cohort_size=size)
     assert rows.compared > 50
+    assert rows.furthest < 1e-13
+
+
+@pytest.mark.parametrize(("engine", "size"), [("sequential", 1), ("vectorized", 3)])
+@pytest.mark.parametrize("room", [2**27, 0])
+def test_examples_that_come_again_are_read_once(
+    engine: str, size: int, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of clients of 2 to 50 examples, in three epochs; where they are too many, they are read batch by batch."""
+    monkeypatch.setattr("lfl.engine.frozen._KEPT_BYTES", room)
+    read: list[int] = []
+    pass_of = FrozenModel._read_rows
+
+    def counted(self, rows, keys, some):
+        read.extend(plan.indices.numel() for plan, _ in some)
+        return pass_of(self, rows, keys, some)
+
+    monkeypatch.setattr(FrozenModel, "_read_rows", counted)
+    rows = Rows()
+    data = ragged_data()
+    train([rows], tmp_path, cnn(), data, engine=engine, cohort_size=size, local_epochs=3, max_rounds=1)
+    sizes = data.client_sizes[rows.run.participation.select(1, data.num_clients, 0)]
+    assert rows.furthest < 1e-13
+    assert rows.compared == 3 * int((sizes / data.batch_size).ceil().sum())
+    at_least = int(sizes.sum()) * (1 if room else 3)
+    assert at_least <= sum(read) <= at_least + (0 if room else 256)  # the first pass told that they were too many
+
+
+@pytest.mark.parametrize("kept", [{"local_sampling": "replacement", "local_steps": 40}, {"local_epochs": 2}])
+def test_how_batches_are_drawn_does_not_matter(kept: dict[str, object], tmp_path: Path) -> None:
+    rows = Rows()
+    train([rows], tmp_path, cnn(), engine="vectorized", max_rounds=1, **kept)
     assert rows.furthest < 1e-13
 
 

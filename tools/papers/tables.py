@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 
 from tools.papers.claims import Claim, ordered
@@ -62,7 +63,7 @@ def _traffic(outcome: Outcome, number: int) -> float:
 def _within(outcome: Outcome, budget: float) -> float:
     """The mean accuracy of the last three evaluations within so many bytes."""
     reached = [value for number, value in outcome.series["val_acc"].items() if _traffic(outcome, number) <= budget]
-    return statistics.mean(reached[-3:])
+    return statistics.mean(reached[-3:]) if reached else math.nan
 
 
 def claim_flss(results: Results) -> list[Claim]:
@@ -165,11 +166,11 @@ def flss(alpha: float) -> Study:
             "FedAvg": "fedavg.yaml",
             "FedProx": ("fedprox.yaml", ((f"{own}.mu", 0.01),)),
             "SCAFFOLD": "scaffold.yaml",
-            "MOON": ("moon.yaml", ((f"{own}.mu", 0.01), (f"{own}.temperature", 1.0))),
+            "MOON": ("moon.yaml", ((f"{own}.mu", 0.01), (f"{own}.tau", 1.0))),
             "FedDyn": ("feddyn.yaml", ((f"{own}.alpha", 0.5),)),
             "FedDC": ("feddc.yaml", ((f"{own}.alpha", 0.5),)),
             "FedGen": "fedgen.yaml",
-            "FedNTD": ("fedntd.yaml", ((f"{own}.beta", 0.001), (f"{own}.temperature", 1.0))),
+            "FedNTD": ("fedntd.yaml", ((f"{own}.beta", 0.001), (f"{own}.tau", 1.0))),
             "FedAvg + FLSS": ("flss.yaml", ((f"{own}.warmup_rounds", 80), (f"{own}.rank", 20))),
         },
         (*_FLSS, *partitioned("DirichletPartitioner", alpha=alpha)),
