@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from tools.papers.claims import Claim, publish
 from tools.papers.experiments import Laboratory, Outcome, Run, Series, add_options, extent, opened, warning_of
 from tools.papers.summaries import last_tenth, mean_and_deviation
 from tools.table import Table
+
+UP = ("comm/total_up_bytes",)
+BOTH_WAYS = (*UP, "comm/total_down_bytes")
 
 Overrides = tuple[tuple[str, object], ...]
 Results = Mapping[str, Sequence[Outcome]]
@@ -56,6 +60,12 @@ class Study:
         return runs
 
 
+def partitioned(partitioner: str, **arguments: object) -> Overrides:
+    """Overrides that deal the data by a partitioner of ``lfl.data``."""
+    prefix = "data.init_args.partitioner"
+    return ((prefix, f"lfl.data.{partitioner}"), *((f"{prefix}.init_args.{k}", v) for k, v in arguments.items()))
+
+
 def final(outcome: Outcome, metric: str) -> float:
     """The mean of a metric over the last tenth of the evaluations, at least three."""
     return last_tenth(list(outcome.series[metric].values()), least=3)
@@ -69,6 +79,24 @@ def accuracy(results: Results, name: str, metric: str = "val_acc") -> float:
 def last(outcome: Outcome, metric: str) -> float:
     """The last value of a metric."""
     return outcome.series[metric][max(outcome.series[metric])]
+
+
+def sent(outcome: Outcome, directions: Sequence[str]) -> float:
+    """Bytes of a run, in some of the directions ``UP`` and ``BOTH_WAYS`` name."""
+    return sum(last(outcome, direction) for direction in directions)
+
+
+def within(outcome: Outcome, directions: Sequence[str], budget: float) -> float:
+    """The mean accuracy of the last three evaluations within so many bytes; NaN if there is none.
+
+    So a method with twice the traffic of another has half its rounds.
+    """
+    reached = [
+        value
+        for number, value in outcome.series["val_acc"].items()
+        if sum(outcome.series[direction][number] for direction in directions) <= budget
+    ]
+    return statistics.mean(reached[-3:]) if reached else math.nan
 
 
 def rounds_to(outcome: Outcome, target: float, metric: str = "val_acc") -> int | None:

@@ -14,17 +14,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 
 from tools.papers.claims import Claim, ordered
-from tools.papers.experiments import Outcome
-from tools.papers.study import Overrides, Results, Study, accuracy, final, last, parse, run_studies, told_rounds_to
+from tools.papers.study import (
+    BOTH_WAYS,
+    UP,
+    Overrides,
+    Results,
+    Study,
+    accuracy,
+    final,
+    parse,
+    partitioned,
+    run_studies,
+    sent,
+    told_rounds_to,
+    within,
+)
 from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
 
 _TARGETS = (0.85, 0.9, 0.95)
-_UP, _DOWN = "comm/total_up_bytes", "comm/total_down_bytes"
 
 
 def tabulate_fedmrur(results: Results, table: Table) -> None:
@@ -46,24 +57,14 @@ def claim_fedmrur(results: Results) -> list[Claim]:
 
 def tabulate_flss(results: Results, table: Table) -> None:
     """Accuracy at the end, and where a method has sent as much up and down as FedAvg has at the end."""
-    budget = statistics.mean(_traffic(o, o.last_round) for o in results["FedAvg"])
+    budget = statistics.mean(sent(o, BOTH_WAYS) for o in results["FedAvg"])
     for name, outcomes in results.items():
         table.add(
             name,
             mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]),
-            mean_and_deviation([100 * _within(o, budget) for o in outcomes]),
-            *(f"{statistics.mean(last(o, metric) for o in outcomes) / 1e6:.1f}" for metric in (_UP, _DOWN)),
+            mean_and_deviation([100 * within(o, BOTH_WAYS, budget) for o in outcomes]),
+            *(f"{statistics.mean(sent(o, (metric,)) for o in outcomes) / 1e6:.1f}" for metric in BOTH_WAYS),
         )
-
-
-def _traffic(outcome: Outcome, number: int) -> float:
-    return outcome.series[_UP][number] + outcome.series[_DOWN][number]
-
-
-def _within(outcome: Outcome, budget: float) -> float:
-    """The mean accuracy of the last three evaluations within so many bytes."""
-    reached = [value for number, value in outcome.series["val_acc"].items() if _traffic(outcome, number) <= budget]
-    return statistics.mean(reached[-3:]) if reached else math.nan
 
 
 def claim_flss(results: Results) -> list[Claim]:
@@ -80,12 +81,6 @@ _UNIFORM: Overrides = (
     ("trainer.participation", "lfl.participation.UniformParticipation"),
     ("trainer.aggregator.init_args.weighting", "uniform"),
 )
-
-
-def partitioned(partitioner: str, **arguments: object) -> Overrides:
-    """Overrides that deal the data by a partitioner of ``lfl.data``."""
-    prefix = "data.init_args.partitioner"
-    return ((prefix, f"lfl.data.{partitioner}"), *((f"{prefix}.init_args.{k}", v) for k, v in arguments.items()))
 
 
 _FEDMRUR: Overrides = (
@@ -142,7 +137,7 @@ def fedmrur(title: str, partition: Overrides) -> Study:
     )
 
 
-_FLSS: Overrides = (
+FLSS_SETTING: Overrides = (
     *_MNIST,
     *_UNIFORM,
     ("model.init_args.backbone", "lfl.models.MLP"),
@@ -173,14 +168,14 @@ def flss(alpha: float) -> Study:
             "FedNTD": ("fedntd.yaml", ((f"{own}.beta", 0.001), (f"{own}.tau", 1.0))),
             "FedAvg + FLSS": ("flss.yaml", ((f"{own}.warmup_rounds", 80), (f"{own}.rank", 20))),
         },
-        (*_FLSS, *partitioned("DirichletPartitioner", alpha=alpha)),
+        (*FLSS_SETTING, *partitioned("DirichletPartitioner", alpha=alpha)),
         rounds=160,
         evaluate_every=4,
-        metrics=("val_acc", _UP, _DOWN),
+        metrics=("val_acc", *BOTH_WAYS),
         tabulate=tabulate_flss,
         claims=claim_flss,
         columns=("method", "accuracy %", "at FedAvg's traffic", "MB up", "MB down"),
-        clock=_UP,
+        clock=UP[0],
     )
 
 

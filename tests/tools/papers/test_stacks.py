@@ -1,13 +1,17 @@
 """The studies: claims and tables of made-up results, and every study on few rounds."""
 
 import csv
+import math
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tools.papers import stacks, tables
+from lfl.cli import FederatedCLI
+from tools import CONFIGS
+from tools.papers import compressors, stacks, tables
 from tools.papers.experiments import Outcome
+from tools.papers.study import Study
 from tools.table import Table
 
 
@@ -36,6 +40,40 @@ def test_accuracy_at_equal_traffic() -> None:
     assert table.rows == [["FedAvg", "30.0", "30.0", "16.0", "16.0"], ["SCAFFOLD", "30.0", "15.0", "32.0", "32.0"]]
 
 
+def test_compressors_are_read_three_times() -> None:
+    """FLSS sends 8 MB each way, at rounds 4 and 8 of FedAvg: up alone 8 MB are 8 rounds, both ways 8 as well."""
+    rising = {4: 0.1, 8: 0.2, 12: 0.3, 16: 0.4}
+    flss, fedavg = outcome(rising, 0.5e6), outcome({n: v + 0.1 for n, v in rising.items()}, 1e6)
+    results = {name: [flss] for name in ("FLSS", "Sign + EF", "Sign + EF + FLSS")} | {"FedAvg": [fedavg]}
+    end, at_upload, both = compressors.readings(results, "FedAvg")
+    assert (end, at_upload, both) == (pytest.approx([40]), pytest.approx([25]), pytest.approx([25]))
+    made = {claim.text: claim for claim in compressors.claims(results)}
+    assert made["FLSS is better than FedAvg at the end"].holds is False
+    assert made["FLSS is better than FedAvg at FLSS's upload"].numbers == "+5.0 (+5.0)"
+    assert made["FLSS is better than FedAvg at FLSS's upload"].holds is True
+    # Nothing evaluated within the budget decides nothing.
+    assert compressors.difference("", [math.nan], [1.0]).holds is None
+
+
+CHANGED = [
+    (study, name)
+    for study in (compressors.study(0.1), tables.flss(0.1))
+    for name, method in study.methods.items()
+    if isinstance(method, tuple)
+]
+
+
+@pytest.mark.parametrize(("study", "method"), CHANGED, ids=lambda part: part if isinstance(part, str) else "")
+def test_files_know_the_settings_that_studies_change(
+    study: Study, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = study.runs(1, 2, "cpu")[method]
+    settings = [f"--{key}={value}" for key, value in run.settings.items()]
+    with pytest.raises(SystemExit) as ended:
+        FederatedCLI(args=["fit", "--config", str(CONFIGS / run.config), *settings, "--print_config"])
+    assert ended.value.code == 0, capsys.readouterr().err
+
+
 def test_rounds_to_targets() -> None:
     table = Table("", list(tables.fedmrur("", ()).columns))
     tables.tabulate_fedmrur({"FedAvg": [outcome({5: 0.86, 10: 0.91}, 1.0), outcome({5: 0.8, 10: 0.86}, 1.0)]}, table)
@@ -46,7 +84,7 @@ def test_rounds_to_targets() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
 @pytest.mark.parametrize(
-    ("command", "study"), [(command, study) for command in (stacks, tables) for study in command.STUDIES]
+    ("command", "study"), [(command, study) for command in (compressors, stacks, tables) for study in command.STUDIES]
 )
 def test_quick_study(command: ModuleType, study: str, tmp_path: Path) -> None:
     command.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])
