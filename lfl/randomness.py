@@ -10,6 +10,7 @@ around in the same way on every device.
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_AT_A_TIME = 2**16  # draws of a CPU, of which all steps then stay in its cache
 
 
 def derive_seed(*address: int | str) -> int:
@@ -44,16 +46,22 @@ def fold(keys: Tensor, data: int | Tensor) -> Tensor:
 
 def random_bits(keys: Tensor, count: int) -> Tensor:
     """Non-negative 63-bit integers of shape ``keys.shape + (count,)``."""
-    counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
-    return _mix(keys.unsqueeze(-1) + counter) & 0x7FFFFFFFFFFFFFFF
+    return _drawn(keys, count, lambda bits: bits)
 
 
 def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1) of shape ``keys.shape + (count,)``, with 24 random bits (53 for float64)."""
-    bits = 53 if dtype == torch.float64 else 24
+    kept = 53 if dtype == torch.float64 else 24
     # All integers of 24 or 53 bits are exact in float32 or float64: nothing is rounded up to 1.
-    drawn = (random_bits(keys, count) >> (63 - bits)).to(torch.float64) * 2.0**-bits
-    return drawn.to(dtype)
+    return _drawn(keys, count, lambda bits: ((bits >> (63 - kept)).to(torch.float64) * 2.0**-kept).to(dtype))
+
+
+def _drawn(keys: Tensor, count: int, finish: Callable[[Tensor], Tensor]) -> Tensor:
+    """``finish`` of 63 random bits for each key and position."""
+    counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
+    at_once = count if keys.device.type != "cpu" else max(1, _AT_A_TIME // max(1, keys.numel()))
+    parts = [finish(_mix(keys.unsqueeze(-1) + part) & 0x7FFFFFFFFFFFFFFF) for part in counter.split(max(1, at_once))]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def normal(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -13,18 +13,18 @@ _GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
 _ELIAS_LEVELS = 5  # of the recursion: 2^63 has 64 digits, 63 has 6, 5 has 3, 2 has 2, and 1 ends it
 
 
-def gaps(mask: Tensor) -> Tensor:
-    """Distances [C, n] (int64) of the marked positions from the marked ones before them; 0 where nothing is marked.
+def gaps(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [n] and distances [n] (int64) of the marked positions from the marked ones before them, in order.
 
     The first of a row is counted from before the row, so that every distance is at least 1.
 
     Args:
-        mask: the marked positions [C, n] (bool).
+        mask: the marked positions [C, m] (bool).
     """
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    last = torch.where(mask, places, 0).cummax(dim=1).values
-    before = torch.nn.functional.pad(last, (1, 0))[:, :-1]
-    return torch.where(mask, places - before, 0)
+    rows, places = mask.nonzero(as_tuple=True)
+    before = torch.nn.functional.pad(places[:-1], (1, 0), value=-1)
+    is_first = torch.nn.functional.pad(rows[1:] != rows[:-1], (1, 0), value=True)
+    return rows, places - torch.where(is_first, -1, before)
 
 
 def elias_bits(numbers: Tensor) -> Tensor:
@@ -59,5 +59,6 @@ def golomb_bits(mask: Tensor, parameter: int) -> Tensor:
         mask: the marked positions [C, n] (bool).
         parameter: b, see ``golomb_parameter``.
     """
-    lengths = ((gaps(mask) - 1) >> parameter) + 1 + parameter
-    return torch.where(mask, lengths, 0).sum(dim=1)
+    rows, distances = gaps(mask)
+    lengths = ((distances - 1) >> parameter) + 1 + parameter
+    return lengths.new_zeros(len(mask)).index_add_(0, rows, lengths)

@@ -62,8 +62,9 @@ class QSGD(Compressor):
         if self.coding == "fixed":
             return levels.shape[1] * (1 + math.ceil(math.log2(int(self.levels) + 1)))
         is_sent = levels > 0
-        codes = 1 + elias_bits(gaps(is_sent).clamp(min=1)) + elias_bits(levels.long().clamp(min=1))
-        return torch.where(is_sent, codes, 0).sum(dim=1)
+        rows, distances = gaps(is_sent)
+        codes = 1 + elias_bits(distances) + elias_bits(levels[is_sent].long())
+        return codes.new_zeros(len(levels)).index_add_(0, rows, codes)
 
 
 def round_at_random(rows: Tensor, norms: Tensor, levels: int, draws: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
 from lfl.federation import Federation
 from lfl.subspace.base import check_rank, count_rank
+from lfl.subspace.subsets import mark_largest
 
 
 class TopK(Compressor):
@@ -58,12 +59,12 @@ def keep_largest(rows: Tensor, count: int | Tensor) -> Tensor:
         rows: any numbers.
         count: how many entries to keep, of every row or of each row [C].
     """
-    # Not `torch.topk`, which breaks ties differently on different devices: a stable sort takes the lowest index.
-    order = rows.abs().argsort(dim=1, descending=True, stable=True)
+    magnitudes = rows.abs()
     if isinstance(count, int):
-        order = order[:, :count]
-        return torch.zeros_like(rows).scatter(1, order, rows.gather(1, order))
-    # Counts differ between rows: a mask in the order of magnitude, scattered back to the positions of the entries.
+        return rows.where(mark_largest(magnitudes, count), 0)
+    # Counts differ between rows: a mask in the order of magnitude, scattered back to the positions of the entries. Of
+    # equal ones a stable sort takes the lowest index.
+    order = magnitudes.argsort(dim=1, descending=True, stable=True)
     is_kept = torch.arange(rows.shape[1], device=rows.device) < count[:, None]
     return rows.where(torch.zeros_like(is_kept).scatter(1, order, is_kept), 0)
 

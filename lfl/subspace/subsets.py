@@ -1,4 +1,4 @@
-"""Random subsets of the coordinates, one per client, of a possibly fractional expected size."""
+"""Subsets of the coordinates: those of the largest numbers, and random ones of a possibly fractional expected size."""
 
 import math
 
@@ -6,6 +6,18 @@ import torch
 from torch import Tensor
 
 from lfl.randomness import fold, random_bits, uniform
+
+
+def mark_largest(values: Tensor, count: int) -> Tensor:
+    """Return where the ``count`` largest numbers of each row are, as masks [..., n]; of equal ones the first ones."""
+    if count == 0:
+        return torch.zeros_like(values, dtype=torch.bool)
+    # Which of equal ones `torch.topk` takes depends on the device; how large the least of them is does not. A stable
+    # sort would tell, too, in several times the time.
+    least = values.kthvalue(values.shape[-1] - count + 1, dim=-1, keepdim=True).values
+    is_larger, is_equal = values > least, values == least
+    marked: Tensor = is_larger | (is_equal & (is_equal.cumsum(dim=-1) <= count - is_larger.sum(dim=-1, keepdim=True)))
+    return marked
 
 
 def subset_sizes(keys: Tensor, expected: Tensor) -> Tensor:
@@ -27,11 +39,10 @@ def random_subsets(keys: Tensor, expected: Tensor, dim: int) -> Tensor:
         dim: number of coordinates to choose from.
     """
     sizes = subset_sizes(keys, expected)
-    # The order of random numbers is a random permutation, of which a client takes the first tau coordinates. Sizes and
-    # permutations have keys of their own (0 and 1), so that they are independent.
-    permutation = random_bits(fold(keys, 1), dim).argsort(dim=-1, stable=True)
-    is_chosen = torch.arange(dim, device=keys.device) < sizes[:, None]
-    return torch.zeros(len(keys), dim, dtype=torch.bool, device=keys.device).scatter(1, permutation, is_chosen)
+    # The smallest tau of as many random numbers. Sizes and numbers have keys of their own (0 and 1), so that they are
+    # independent.
+    draws = random_bits(fold(keys, 1), dim)
+    return torch.stack([mark_largest(~row, size) for row, size in zip(draws, sizes.tolist(), strict=True)])
 
 
 def check_expected(expected: float | list[float], dim: int, num_clients: int, name: str = "l") -> Tensor:

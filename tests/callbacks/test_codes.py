@@ -12,7 +12,9 @@ MASK = torch.tensor([[False, True, True, False, False, True], [False] * 6])
 
 
 def test_gaps_are_distances_from_the_mark_before() -> None:
-    assert gaps(MASK).tolist() == [[0, 2, 1, 0, 0, 3], [0] * 6]
+    rows, distances = gaps(torch.cat([MASK, MASK[:1]]))
+    assert (rows.tolist(), distances.tolist()) == ([0, 0, 0, 2, 2, 2], [2, 1, 3, 2, 1, 3])
+    assert [len(part) for part in gaps(MASK[1:])] == [0, 0]
 
 
 def test_elias_writes_counts_of_digits_before_digits() -> None:

@@ -12,7 +12,7 @@ from worlds import Bystander, mlp, train
 
 from lfl.aggregation import CoordinateMedian
 from lfl.callbacks import SSF, FederatedCallback, FetchSGD, TopK
-from lfl.callbacks.fetchsgd import CountSketch
+from lfl.callbacks.fetchsgd import CountSketch, _median
 from lfl.participation import FixedParticipation
 
 CPU = torch.device("cpu")
@@ -31,6 +31,12 @@ def test_sketch_by_hand() -> None:
     # Entry 0 reads (3, 1, 1), entry 1 (3, -2, 6), entry 2 (4, 2, 6).
     assert sketch.estimate(table).tolist() == [1.0, 3.0, 4.0]
     assert sketch.cells(torch.tensor([False, False, True])).tolist() == [[False, True], [False, True], [True, False]]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 9])
+def test_medians(rows: int) -> None:
+    values = torch.randint(-5, 5, (rows, 200), generator=torch.Generator().manual_seed(rows)).double()
+    assert torch.equal(_median(list(values.clone())), values.median(dim=0).values)
 
 
 def test_sketch_is_linear_exact_on_one_entry_and_unbiased() -> None:

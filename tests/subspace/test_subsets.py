@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lfl.randomness import client_keys
-from lfl.subspace.subsets import check_expected, random_subsets, subset_sizes
+from lfl.subspace.subsets import check_expected, mark_largest, random_subsets, subset_sizes
 
 
 def test_the_estimate_is_unbiased_over_all_subsets() -> None:
@@ -39,3 +39,18 @@ def test_sizes_that_cannot_be(value: float) -> None:
         check_expected(value, 6, 3)
     with pytest.raises(ValueError, match="lists 2 numbers, but there are 3 clients"):
         check_expected([1.0, 2.0], 6, 3)
+
+
+def test_the_largest_are_marked_and_of_equal_ones_the_first() -> None:
+    values = torch.tensor([[1.0, 3.0, 2.0, 3.0, 3.0, -4.0], [0.0] * 6])
+    assert mark_largest(values, 2).int().tolist() == [[0, 1, 0, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
+    assert mark_largest(values, 4).int().tolist() == [[0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]]
+    assert bool(mark_largest(values, 6).all())
+    assert not bool(mark_largest(values, 0).any())
+
+
+@pytest.mark.parametrize("size", [1, 7, 150, 299])
+def test_the_largest_are_the_first_of_a_stable_sort(size: int) -> None:
+    values = torch.randint(0, 40, (5, 300), generator=torch.Generator().manual_seed(size))
+    order = values.argsort(dim=1, descending=True, stable=True)[:, :size]
+    assert torch.equal(mark_largest(values, size), torch.zeros_like(values, dtype=torch.bool).scatter(1, order, True))
