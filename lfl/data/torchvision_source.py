@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
@@ -51,9 +52,10 @@ class TorchvisionSource(Source):
         split: which split of EMNIST; ignored for the other data sets.
         as_uint8: keep bytes 0..255 instead of float32 in [0, 1]: a quarter of the memory. Then put `ToFloat` among the
             transforms.
+        first_classes: read only the examples of the first so many classes.
 
     Raises:
-        ValueError: `dataset` or `split` is not one of the allowed names.
+        ValueError: `dataset` or `split` is not one of the allowed names, or there are fewer classes.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TorchvisionSource(Source):
         download: bool = False,
         split: EMNISTSplit = "balanced",
         as_uint8: bool = False,
+        first_classes: PositiveInt | None = None,
     ) -> None:
         if dataset not in (*_LAYOUTS, "EMNIST"):
             raise ValueError(f"`dataset={dataset!r}` of TorchvisionSource must be one of {[*_LAYOUTS, 'EMNIST']}.")
@@ -74,7 +77,13 @@ class TorchvisionSource(Source):
         self.split = split
         self.as_uint8 = as_uint8
         self._layout = _emnist_layout(split) if dataset == "EMNIST" else _LAYOUTS[dataset]
-        self.num_classes = self._layout.num_classes
+        if first_classes is not None and not 1 <= first_classes <= self._layout.num_classes:
+            raise ValueError(
+                f"`first_classes={first_classes}` of TorchvisionSource must be 1 to {self._layout.num_classes}: "
+                f"{dataset} has no more."
+            )
+        self.first_classes = first_classes
+        self.num_classes = int(first_classes or self._layout.num_classes)
 
     @override
     def check(self) -> None:
@@ -137,6 +146,9 @@ class TorchvisionSource(Source):
         labels = torch.as_tensor(opened.targets).long()
         if self.dataset == "EMNIST" and self.split == "letters":
             labels = labels - 1  # torchvision counts the letters from 1
+        if self.first_classes is not None:
+            is_wanted = labels < self.first_classes
+            images, labels = images[is_wanted], labels[is_wanted]
         return TensorData(images if self.as_uint8 else _scaled(images), labels)
 
 

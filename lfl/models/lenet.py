@@ -4,13 +4,14 @@ Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-Based Learning Applied to 
 the IEEE 86(11), 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf
 """
 
+from jsonargparse.typing import PositiveInt
 from torch import nn
 
 from lfl.models.backbone import Backbone, Norm, norm_layer
 
 
 class LeNet5(Backbone):
-    """Two convolutions (6, 16 channels), each with max pooling, then 120 and 84 units; 61,706 parameters on MNIST.
+    """Two 5x5 convolutions, each with max pooling, then two layers of units; 61,706 parameters on MNIST.
 
     As usual today, and unlike the paper, it has ReLU instead of tanh, max pooling, full connections between the
     convolutions, and a linear output. As in the paper, images smaller than 32x32 are padded with zeros to that size.
@@ -21,6 +22,9 @@ class LeNet5(Backbone):
         num_classes: number of logits.
         norm: normalisation after each convolution.
         groups: number of groups of GroupNorm.
+        channels: of the two convolutions.
+        hidden: units of the two layers behind them.
+        dropout: share of these units that is dropped in training.
 
     Raises:
         ValueError: ``image_size`` is odd or not positive.
@@ -38,23 +42,30 @@ class LeNet5(Backbone):
         num_classes: int = 10,
         norm: Norm = "none",
         groups: int = 2,
+        channels: tuple[PositiveInt, PositiveInt] = (6, 16),
+        hidden: tuple[PositiveInt, PositiveInt] = (120, 84),
+        dropout: float = 0.0,
     ) -> None:
         if image_size < 1 or image_size % 2:
             raise ValueError(f"`image_size={image_size}` of LeNet5 must be a positive even number, such as 28 or 32.")
         side = ((max(image_size, 32) - 4) // 2 - 4) // 2  # each 5x5 convolution takes 4 pixels, each pooling halves
+        (first, second), (third, last) = channels, hidden
+        dropped = [nn.Dropout(dropout)] if dropout else []
         features = nn.Sequential(
-            nn.Conv2d(in_channels, 6, 5, padding=max(0, 32 - image_size) // 2),
-            norm_layer(6, norm, groups),
+            nn.Conv2d(in_channels, first, 5, padding=max(0, 32 - image_size) // 2),
+            norm_layer(first, norm, groups),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            norm_layer(16, norm, groups),
+            nn.Conv2d(first, second, 5),
+            norm_layer(second, norm, groups),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(16 * side * side, 120),
+            nn.Linear(second * side * side, third),
             nn.ReLU(),
-            nn.Linear(120, 84),
+            *dropped,
+            nn.Linear(third, last),
             nn.ReLU(),
+            *dropped,
         )
-        super().__init__(features, 84, num_classes)
+        super().__init__(features, last, num_classes)

@@ -100,6 +100,16 @@ def test_emnist_labels_count_from_0(tmp_path, split, first_label, num_classes):
     assert source.num_classes == num_classes
 
 
+def test_the_first_classes_alone(tmp_path):
+    images = write_mnist(tmp_path / "MNIST" / "raw")
+    source = TorchvisionSource("MNIST", root=str(tmp_path), as_uint8=True, first_classes=3)
+    train, test = source.load()
+    assert (train.targets.tolist(), test.targets.tolist(), source.num_classes) == ([0], [1, 2], 3)
+    assert torch.equal(train.inputs[0, 0], images[1])
+    with pytest.raises(ValueError, match=r"`first_classes=11` of TorchvisionSource must be 1 to 10: MNIST has no more"):
+        TorchvisionSource("MNIST", first_classes=11)
+
+
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "EMNIST"])
 def test_missing_data_is_told_at_once(tmp_path, name):
     source = TorchvisionSource(name, root=str(tmp_path))

@@ -5,8 +5,14 @@ import torch
 
 from lfl.models import LeNet5
 
+COLOURED = {"in_channels": 3, "image_size": 32}
+SRPFL_10 = {**COLOURED, "channels": (64, 64), "hidden": (120, 64)}
+SRPFL_100 = {**COLOURED, "channels": (64, 128), "hidden": (256, 128), "num_classes": 100, "dropout": 0.6}
 
-@pytest.mark.parametrize(("settings", "count"), [({}, 61_706), ({"in_channels": 3, "image_size": 32}, 62_006)])
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [({}, 61_706), (COLOURED, 62_006), (SRPFL_10, 307_842), (SRPFL_100, 1_075_044)]
+)
 def test_parameter_counts(settings: dict, count: int) -> None:
     assert sum(p.numel() for p in LeNet5(**settings).parameters()) == count
 
@@ -20,6 +26,12 @@ def test_small_images_are_padded_to_32_pixels(image_size: int, side: int) -> Non
         x = layer(x)
     assert x.shape == (2, 16, side, side)
     assert network(torch.zeros(2, 1, image_size, image_size)).shape == (2, 10)
+
+
+def test_units_are_dropped_behind_both_layers() -> None:
+    kinds = [type(layer).__name__ for layer in LeNet5(dropout=0.6).features]
+    assert kinds[-6:] == ["Linear", "ReLU", "Dropout", "Linear", "ReLU", "Dropout"]
+    assert "Dropout" not in [type(layer).__name__ for layer in LeNet5().features]
 
 
 def test_odd_images_are_refused() -> None:
