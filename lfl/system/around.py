@@ -211,4 +211,5 @@ def refuse_losses(owner: Speeds, speeds: Speeds) -> None:
 def _shuffled(num_clients: int, seed: int, purpose: str) -> Tensor:
     """All clients in random order [N]."""
     keys = client_keys(torch.arange(num_clients), seed, purpose)
-    return uniform(keys, 1, torch.float64).squeeze(1).argsort(stable=True)
+    order: Tensor = uniform(keys, 1, torch.float64).squeeze(1).argsort(stable=True)
+    return order

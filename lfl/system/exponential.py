@@ -92,7 +92,8 @@ def _exponential(clients: Tensor, seed: int, round_number: int) -> Tensor:
     """Draw Exp(1) of each client [M], float64, by the inverse of its distribution function."""
     keys = client_keys(clients, seed, "compute time", round_number)
     # `uniform` gives [0, 1), so that 1 - u is never 0.
-    return -torch.log1p(-uniform(keys, 1, torch.float64).squeeze(1))
+    drawn: Tensor = -torch.log1p(-uniform(keys, 1, torch.float64).squeeze(1))
+    return drawn
 
 
 def _ends(value: float | list[float]) -> list[float]:

@@ -90,9 +90,7 @@ class TraceTimes(Speeds):
 def _read(path: Path) -> dict[tuple[int, int], tuple[float, float, float]]:
     """Read seconds, up and down of each (client, round), sorted."""
     if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no trace at {str(path)!r}: a CSV file with the columns {','.join(_COLUMNS)}."
-        )
+        raise FileNotFoundError(f"There is no trace at {str(path)!r}: CSV with the columns {','.join(_COLUMNS)}.")
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             reader = csv.reader(file)
