@@ -16,6 +16,7 @@ from lfl.callbacks.fedsub import FedSub
 from lfl.callbacks.fetchsgd import FetchSGD
 from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
+from lfl.callbacks.flanp import GradientNormStages
 from lfl.callbacks.flss import FLSS
 from lfl.callbacks.hyperbolic import HyperbolicRegularization
 from lfl.callbacks.lbgm import LBGM
@@ -66,6 +67,7 @@ __all__ = [
     "FetchSGD",
     "GaussianUpdate",
     "Gradient",
+    "GradientNormStages",
     "HyperbolicRegularization",
     "LabelFlip",
     "LocalNoise",
