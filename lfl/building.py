@@ -103,8 +103,7 @@ class RunBuilder:
             settings.system.prepare(self._workload())
             settings.system.check(self._num_clients)
         settings.participation.check(self._num_clients)
-        may_lose = settings.system is not None and settings.system.loses_clients
-        settings.aggregator.check(None if may_lose else settings.participation.count(self._num_clients))
+        settings.aggregator.check(settings.participation.count(self._num_clients))
         if self._processes.count > 1:
             check_adds_up(settings.aggregator, model.layout.dim)
         # `names_of` is None for a phase that trains all parameters.

@@ -36,6 +36,7 @@ from lfl.callbacks.scaffold import Scaffold
 from lfl.callbacks.sign import Sign
 from lfl.callbacks.ssf import SSF
 from lfl.callbacks.stc import STC
+from lfl.callbacks.system_pictures import SystemPictures
 from lfl.callbacks.topk import TopK
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "SharpnessAware",
     "Sign",
     "SignFlip",
+    "SystemPictures",
     "TopK",
     "TrajectoryPictures",
 ]

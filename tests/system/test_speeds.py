@@ -1,55 +1,26 @@
-"""Simulated seconds: speeds, and devices that share an uplink."""
-
-import json
-from typing import Any
+"""Clocks: what a client's seconds consist of, the slowest of a round, and times that are given."""
 
 import pytest
 import torch
-from torch import Tensor
-from worlds import GOLDEN_FILES
 
-from lfl.system import ChannelSharing, ExponentialSpeeds, FixedTimes, TimeSharing
+from lfl.system import EqualSpeeds, FixedTimes
 
-
-def test_order_statistics_of_the_speeds() -> None:
-    """The n-th fastest of 100 unit exponentials takes sum_{j=101-n..100} 1/j: 0.105, 0.222, 0.508, 1.590, 5.187."""
-    system, ids = ExponentialSpeeds(dynamic=True), torch.arange(100)
-    draws = torch.stack([system.compute_seconds(ids, number, 0) for number in range(1, 2001)]).sort(dim=1).values
-    for n, expected in ((10, 0.105), (20, 0.222), (40, 0.508), (80, 1.590), (100, 5.187)):
-        error = float(draws[:, n - 1].std()) / len(draws) ** 0.5
-        assert float(draws[:, n - 1].mean()) == pytest.approx(expected, abs=4 * error + 5e-4)
+IDS = torch.tensor([1, 3])
 
 
-def test_fixed_speeds_stay_and_ranges_are_kept() -> None:
-    ids = torch.arange(2000)
-    fixed = ExponentialSpeeds(rates=2.0)
-    assert torch.equal(fixed.compute_seconds(ids, 1, 0), fixed.compute_seconds(ids, 9, 0))
-    assert float(fixed.compute_seconds(ids, 1, 0).mean()) == pytest.approx(0.5, abs=4 * 0.5 / 2000**0.5)
-    means = ExponentialSpeeds(means=[1.0, 100.0], dynamic=True)
-    drawn = torch.stack([means.compute_seconds(ids[:50], number, 0) for number in range(2000)]).mean(dim=0)
-    assert float(drawn.min()) >= 1.0
-    assert float(drawn.max()) < 100 * 1.1
-    assert FixedTimes([[1.0, 2.0], [3.0, 4.0]]).compute_seconds(torch.tensor([1]), 4, 0).tolist() == [4.0]
+def test_a_client_computes_and_communicates_and_the_slowest_ends_the_round() -> None:
+    system = FixedTimes([[1.0, 2.0, 3.0, 4.0], [3.0, 9.0, 3.0, 5.0]], communication=0.5)
+    system.check(4)
+    times = system.client_times(IDS, None, 2, 0)
+    assert [part.tolist() for part in (times.download, times.compute, times.upload)] == [[0, 0], [9, 5], [0.5, 0.5]]
+    assert system.client_seconds(IDS, None, 2, 0).tolist() == [9.5, 5.5]
+    assert system.round_seconds(IDS, torch.zeros(2), 1, 0) == {"time": 4.5}
+    assert system.compute_seconds(torch.tensor([1]), 4, 0).tolist() == [9.0]  # repeated after the second round
+    with pytest.raises(ValueError, match="must list 3 numbers, one a client"):
+        system.check(3)
 
 
-GOLDEN = json.loads((GOLDEN_FILES / "fl_ssgd.json").read_text())
-
-
-def double(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def test_uplink_time() -> None:
-    example = GOLDEN["uplink_time_example"]
-    for system, expected in (
-        (TimeSharing([float(rate) for rate in example["r"]]), example["time_sharing"]),
-        (ChannelSharing(300.0, split="equal"), example["channel_C=300_equal_shares"]),
-    ):
-        for method, seconds in expected.items():
-            rounds = [double(dims) * example["B"] for dims in GOLDEN["uplink_dims"][method]]
-            assert sum(system.uplink_seconds(torch.arange(3), bits) for bits in rounds) == pytest.approx(seconds), (
-                method
-            )
-    assert ChannelSharing(300.0).uplink_seconds(torch.arange(3), torch.tensor([100.0, 200.0, 300.0])) == 2.0
-    with pytest.raises(ValueError, match="lists 2 rates, but there are 3 clients"):
-        TimeSharing([1.0, 2.0]).check(3)
+def test_equal_speeds() -> None:
+    assert EqualSpeeds(2.5).client_seconds(IDS, None, 3, 0).tolist() == [2.5, 2.5]
+    with pytest.raises(ValueError, match="`seconds=0` of EqualSpeeds must be a number greater than 0"):
+        EqualSpeeds(0)
