@@ -95,8 +95,9 @@ class SystemPictures(Pictures):
             ):
                 whole[places] = part
         fates = np.full(len(ids), "not needed", dtype=object)
-        for name, some in (("answers", round.clients), ("late", round.late), ("dropped", round.dropped)):
+        for name, some in (("answers", round.clients), ("late", round.late)):
             fates[torch.searchsorted(ids, some).numpy()] = name
+        fates[times.compute.isinf().numpy()] = "dropped"
         order = times.total.argsort(stable=True)
         sorted_times = ClientTimes(times.download[order], times.compute[order], times.upload[order])
         return Timeline(ids[order], sorted_times, [str(fate) for fate in fates[order.numpy()]])
@@ -130,7 +131,7 @@ class SystemPictures(Pictures):
         if deadline is not None:
             axes.axvline(deadline, color="black", ls="--", label="deadline")
         axes.set(xlabel="simulated seconds", title=f"round {number}", xlim=(0, 1.05 * end or 1.0))
-        axes.legend(fontsize=8, loc="lower right")
+        figure.legend(fontsize=8, loc="outside right upper")
         self.show(figure, "round", number)
 
     def _label_rows(self, axes: Axes, found: Timeline, shown: slice) -> None:
@@ -148,8 +149,9 @@ class SystemPictures(Pictures):
 
         everybody = torch.arange(self._federation.num_clients)
         everybody = everybody[self._federation.data.client_sizes > 0]
-        seconds = self._system.client_seconds(everybody, None, number, self._federation.seed)
-        seconds = seconds[seconds.isfinite()]
+        # Also of those that drop out: they have a speed.
+        speeds = self._system.speeds if isinstance(self._system, Unreliable) else self._system
+        seconds = speeds.client_seconds(everybody, None, number, self._federation.seed)
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.add_subplot()
         axes.hist(seconds.numpy(), bins=self.bins, color="tab:green")
