@@ -65,7 +65,7 @@ class FastestParticipation(Participation):
     def waits_for(self, round_number: int, fastest_first: Tensor) -> int:
         """How many answers the server waits for, of sampled clients that are sorted by their time."""
         del round_number, fastest_first
-        return self.fastest
+        return int(self.fastest)
 
     @override
     def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
@@ -139,7 +139,7 @@ class DoublingParticipation(FastestParticipation):
         if self.rounds_per_stage is None:
             return self.stages_ended
         if isinstance(self.rounds_per_stage, int):
-            return (round_number - 1) // self.rounds_per_stage
+            return (round_number - 1) // int(self.rounds_per_stage)
         ends = itertools.accumulate(self.rounds_per_stage[:-1])
         return sum(round_number > end for end in ends)
 
@@ -153,7 +153,7 @@ class DoublingParticipation(FastestParticipation):
         # 2^62 is more than any N; without the limit a long run would compute with ever larger integers.
         factor: int = 2 ** min(self.stage(round_number), 62)
         if self.doubles == "clients":
-            return min(self.initial * factor, len(fastest_first))
+            return min(int(self.initial) * factor, len(fastest_first))
         assert self.client_sizes is not None
         totals = self.client_sizes[fastest_first].cumsum(0)
         wanted = factor * int(totals[: self.initial][-1:].sum())  # a whole number of Python's, which may be large

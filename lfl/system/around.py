@@ -181,7 +181,7 @@ class CorrelatedSpeeds(AroundSpeeds):
             num_clients = len(workload.sizes)
             ranks = torch.empty(num_clients, dtype=torch.int64)
             ranks[workload.sizes.argsort(stable=True)] = torch.arange(num_clients)
-            return ranks * self.groups // num_clients
+            return ranks * int(self.groups) // num_clients
         counts = workload.label_counts()
         num_classes = counts.shape[1]
         group_of_class = torch.arange(num_classes) * self.groups // num_classes

@@ -85,7 +85,7 @@ class ShiftedExponentialSpeeds(Speeds):
 
     @override
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
-        return self.shift + self.mean * _exponential(clients, seed, round_number if self.dynamic else 0)
+        return float(self.shift) + float(self.mean) * _exponential(clients, seed, round_number if self.dynamic else 0)
 
 
 def _exponential(clients: Tensor, seed: int, round_number: int) -> Tensor:
