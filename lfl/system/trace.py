@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from lfl.system.speeds import ClientTimes, Speeds
 _REQUIRED = ("client", "seconds")
 _OPTIONAL = ("round", "up", "down")
 _COLUMNS = (*_REQUIRED, *_OPTIONAL)
-_LAST_ROUND = 2**31
+_LAST_ROUND = 2**31  # so that ids and rounds fit into one key of 64 bits
 
 
 class TraceTimes(Speeds):
@@ -25,14 +26,15 @@ class TraceTimes(Speeds):
 
     The file is CSV with a header, and one row for each client, or one for each change of a client's times:
 
-    - ``client``: its id, 0 to N - 1; every client has a row.
+    - ``client``: its id, 0 to N - 1; every client has a row, and rows of other ids are not used.
     - ``seconds``: for which it computes, at least 0.
     - ``round`` (optional): from which the row holds, until the client's next row; without it, or in a client's first
       row, from round 1.
     - ``up``, ``down`` (optional): its link's rates in bits per second; an empty cell, or no column, is a link that
       takes no time. Before bits are known, the whole model, uncompressed, is expected; see ``Links``.
 
-    Rows may come in any order. Other columns are refused, as they may be misspelt ones.
+    Rows may come in any order. Other columns are refused, as they may be misspelt ones. A run that is resumed needs
+    the same times.
 
     Args:
         path: the file.
@@ -53,6 +55,7 @@ class TraceTimes(Speeds):
         self._keys = torch.tensor([client * _LAST_ROUND + number for client, number in rows])
         self._values = torch.tensor(list(rows.values()), dtype=torch.float64)
         self._clients = {client for client, _ in rows}
+        self.fingerprint = hashlib.blake2b(repr(rows).encode(), digest_size=6).hexdigest()
 
     @override
     def check(self, num_clients: int) -> None:
@@ -113,8 +116,8 @@ def _read(path: Path) -> dict[tuple[int, int], tuple[float, float, float]]:
             raise ValueError(f"Line {line} of the trace {str(path)!r} has {len(cells)} cells instead of {len(names)}.")
         row = dict(zip(names, cells, strict=True))
         where = f"line {line} of the trace {str(path)!r}"
-        client = int(_number(row, "client", where, least=0, whole=True))
-        number = int(_number(row, "round", where, least=1, whole=True)) if "round" in row else 1
+        client = int(_number(row, "client", where, least=0, below=_LAST_ROUND, whole=True))
+        number = int(_number(row, "round", where, least=1, below=_LAST_ROUND, whole=True)) if "round" in row else 1
         if (client, number) in found:
             raise ValueError(f"Client {client} has a second row for round {number} in {where}, column 'client'.")
         # No rate, and a rate without end, are the same: 0 seconds.
@@ -131,6 +134,7 @@ def _number(
     where: str,
     least: float | None = None,
     above: float | None = None,
+    below: float = math.inf,
     whole: bool = False,
 ) -> float:
     """The finite number in a cell; raises ValueError with the line and the column."""
@@ -140,8 +144,10 @@ def _number(
     except ValueError:
         value = math.nan
     is_right = math.isfinite(value) and (least is None or value >= least) and (above is None or value > above)
+    is_right = is_right and value < below
     if is_right and not (whole and not value.is_integer()):
         return value
     kind = "a whole number" if whole else "a number"
     bound = f"of at least {least:g}" if least is not None else f"greater than {above:g}"
+    bound += f" and below {below:.0f}" if math.isfinite(below) else ""
     raise ValueError(f"{text!r} in {where}, column {column!r}, must be {kind} {bound}.")

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from worlds import train
 
+from lfl.checkpointing import Checkpointing
+from lfl.storage.checkpoint_file import CheckpointError
 from lfl.system import TraceTimes, Workload
 
 IDS = torch.tensor([0, 1, 2])
@@ -50,6 +53,7 @@ def test_rates_of_links(tmp_path: Path) -> None:
         ("client,seconds\n\n0.5,1\n", "'0.5' in line 3 of the trace '{}', column 'client', must be a whole number"),
         ("client,seconds,round\n0,1,0\n", "'0' in line 2 of the trace '{}', column 'round', must be a whole number of"),
         ("client,seconds,up\n0,1,0\n", "'0' in line 2 of the trace '{}', column 'up', must be a number greater than 0"),
+        ("client,seconds,round\n0,1,9999999999\n", "'9999999999' in line 2 of the trace '{}', column 'round', must be"),
         ("client,seconds\n0,nan\n", "'nan' in line 2 of the trace '{}', column 'seconds'"),
         ("client,seconds\n0,\n", "'' in line 2 of the trace '{}', column 'seconds'"),
         ("client,seconds\n0,1\n0,2\n", "Client 0 has a second row for round 1 in line 3 of the trace '{}'"),
@@ -72,3 +76,17 @@ def test_what_is_missing(tmp_path: Path) -> None:
         TraceTimes(tmp_path / "none.csv")
     with pytest.raises(ValueError, match="has no row for client 1 of 3"):
         TraceTimes(written(tmp_path, "client,seconds\n0,1\n2,1\n")).check(3)
+
+
+def test_a_run_is_resumed_with_the_same_times_only(tmp_path: Path) -> None:
+    def trace(last: int, reverse: bool = False) -> TraceTimes:
+        rows = sorted([*(f"{i},{i + 1}\n" for i in range(7)), f"7,{last}\n"], reverse=reverse)
+        return TraceTimes(written(tmp_path, "client,seconds\n" + "".join(rows)))
+
+    folder = tmp_path / "runs"
+    unbroken = train([], folder, system=trace(8), max_rounds=2, checkpoint=Checkpointing(every_n_rounds=1))
+    path = str(Path(unbroken.log_dir) / "checkpoints" / "last.ckpt")
+    resumed = train([], folder, system=trace(8, reverse=True), max_rounds=3, ckpt_path=path)
+    assert resumed.current_round == 3
+    with pytest.raises(CheckpointError, match=r"system\.fingerprint"):
+        train([], folder, system=trace(9), ckpt_path=path)
