@@ -20,7 +20,7 @@ from lfl.client.evaluation import Evaluator
 from lfl.client.model import ClientModel
 from lfl.client.module_state import ModuleState
 from lfl.client.rates import LearningRates
-from lfl.comm import Ledger
+from lfl.comm import Ledger, dense_bits
 from lfl.data.base import FederatedData
 from lfl.data.datamodule import FederatedDataModule
 from lfl.data.stores import limited
@@ -37,6 +37,7 @@ from lfl.storage.checkpoint_file import run_folder_of
 from lfl.storage.client_store import ClientStore
 from lfl.storage.fingerprint import check_resumable, describe
 from lfl.storage.hyper_parameters import saved_hyper_parameters
+from lfl.system import Workload
 
 # Hooks of a LightningModule that lfl never calls; a module that overrides one gets a warning.
 _UNCALLED_HOOKS = (
@@ -97,9 +98,11 @@ class RunBuilder:
         """Raise ValueError for settings, or combinations of them, that have no meaning."""
         settings = self._settings
         model = self._model
-        settings.participation.check(self._num_clients)
+        settings.participation.client_sizes = self._data.client_sizes
         if settings.system is not None:
+            settings.system.prepare(self._workload())
             settings.system.check(self._num_clients)
+        settings.participation.check(self._num_clients)
         settings.aggregator.check(settings.participation.count(self._num_clients))
         if self._processes.count > 1:
             check_adds_up(settings.aggregator, model.layout.dim)
@@ -114,6 +117,17 @@ class RunBuilder:
                 f"{type(model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: local steps "
                 "are taken for many clients at once."
             )
+
+    def _workload(self) -> Workload:
+        """What the simulated system may know of the run."""
+        work, data = self._settings.work, self._data
+
+        def examples(clients: torch.Tensor, round_number: int, seed: int) -> torch.Tensor:
+            keys = work.keys(clients, seed, round_number)
+            return work.examples(data.client_sizes[clients], data.batch_size, keys)
+
+        model_bits = dense_bits(self._model.flat_parameters()) + dense_bits(self._model.flat_buffers())
+        return Workload(data.client_sizes, examples, data.label_counts, model_bits)
 
     @cached_property
     def server(self) -> Server:

@@ -122,6 +122,7 @@ class Ledger:
         totals: bits of all rounds so far, by direction.
         up_bits: bits of this round's uploads, by payload.
         down_bits: bits of this round's downloads, by payload.
+        received_bits: bits of this round's downloads, by client [M] (int64), in the order of ``download``.
     """
 
     def __init__(self, num_clients: int) -> None:
@@ -133,6 +134,7 @@ class Ledger:
         self.totals = {"up": 0, "down": 0}
         self.up_bits: dict[str, int] = {}
         self.down_bits: dict[str, int] = {}
+        self.received_bits = torch.empty(0, dtype=torch.int64)
         self._replay: dict[str, list[int]] = {}  # _replay[name][t]: bits of all increments of rounds 1..t
 
     def keep_on_clients(self, mask: Tensor) -> None:
@@ -147,11 +149,13 @@ class Ledger:
     def download(self, message: Message, clients: Tensor, round_number: int) -> None:
         """Charge ``clients`` [M] for ``message``, including what they missed since they last took part."""
         last = self.last_round[clients].tolist()
+        self.received_bits = torch.zeros(len(clients), dtype=torch.int64)
         for name, value in message.payloads.items():
-            if name in message.charges:
-                self.down_bits[name] = int(message.charges[name].sum())
-            else:
-                self.down_bits[name] = self._bits_to_follow(name, self.bits_of(value), last, round_number)
+            bits = message.charges.get(name)
+            if bits is None:
+                bits = self._bits_to_follow(name, self.bits_of(value), last, round_number)
+            self.down_bits[name] = int(bits.sum())
+            self.received_bits += bits.cpu()
         if 0 in last:
             self._seen.append(clients[self.last_round[clients] == 0])
         self.last_round[clients] = round_number
@@ -213,8 +217,8 @@ class Ledger:
         self.totals = dict(state["totals"])
         self._replay = {name: values.tolist() for name, values in state["replay"].items()}
 
-    def _bits_to_follow(self, name: str, whole: int, last: list[int], round_number: int) -> int:
-        """Bits that bring clients up to date, all together, from the rounds in which they last took part (0: never).
+    def _bits_to_follow(self, name: str, whole: int, last: list[int], round_number: int) -> Tensor:
+        """Bits that bring each client up to date [M] (int64), from the round in which it last took part (0: never).
 
         Args:
             name: the payload.
@@ -223,8 +227,8 @@ class Ledger:
             round_number: the present round.
         """
         if name not in self._replay:
-            return whole * len(last)
+            return torch.full((len(last),), whole)
         cumulative = self._replay[name]
         # Increments up to the round before this one have been made. Of those, a client of round t lacks t, t + 1, ...
         now = cumulative[round_number - 1]
-        return sum(min(whole, now - cumulative[t - 1]) if t else whole for t in last)
+        return torch.tensor([min(whole, now - cumulative[t - 1]) if t else whole for t in last], dtype=torch.int64)

@@ -14,6 +14,7 @@ from lfl.hooks import NonFiniteUpdateError
 from lfl.processes.sums import ProcessSums
 from lfl.round import Cohort, Round, add_to
 from lfl.run import Run
+from lfl.system import Answers
 
 
 class FederatedLoop:
@@ -117,8 +118,17 @@ class FederatedLoop:
         asked = run.participation.invited(chosen, number, run.num_clients, run.seed)
         # Clients without examples cannot train. Sorted, so that sums do not depend on the order of the draw.
         clients, invited = (ids[run.data.client_sizes[ids] > 0].sort().values for ids in (chosen, asked))
+        # Before anybody is trained: those that will not answer are sent the model, and do nothing.
+        answers = Answers.of_all(clients) if run.system is None else run.system.answers(clients, number, run.seed)
+        clients, late, dropped = answers
+        local = self._local(clients, number)
         # A copy of x: the server's vector moves at the end of the round, and hooks may compare the two.
-        round = Round(number, clients, run.server.vector.clone(), self._local(clients, number), invited)
+        round = Round(number, clients, run.server.vector.clone(), local, invited, late=late, dropped=dropped)
+        if round.num_lost and not len(clients):
+            run.display.message(
+                f"Nobody has answered in round {number} ({len(late)} late, {len(dropped)} dropped out): the server's "
+                "model stays as it is."
+            )
         run.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)
@@ -234,9 +244,9 @@ class FederatedLoop:
         if run.work.varies:
             totals.epochs += run.work.epochs(cohort.num_steps, cohort.num_examples, run.data.batch_size)
         round.reported.append(cohort.ids)
+        sent = sent + self._upload_buffers(cohort, weights)
         if run.system is not None:
             self._add_uplink_bits(cohort, sent)
-        self._upload_buffers(cohort, weights)
 
     def _add_uplink_bits(self, cohort: Cohort, sent: Tensor) -> None:
         """Add the bits [C] that the clients of a cohort have sent, for the simulated system."""
@@ -246,24 +256,30 @@ class FederatedLoop:
         bits[cohort.places] = sent.double().cpu()
         round.totals.uplink_bits = bits if round.totals.uplink_bits is None else round.totals.uplink_bits + bits
 
-    def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> None:
-        """Send or keep the buffers of a cohort, as the buffer policy says; ``weights`` [C] are those of the updates."""
+    def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> int:
+        """Send or keep the buffers of a cohort, as the buffer policy says; returns the bits that each client sends.
+
+        ``weights`` [C] are those of the updates.
+        """
         run = self.run
         totals = cohort.round.totals
         if run.buffer_policy == "client" and cohort.buffers.numel():
             run.store.scatter("buffers", cohort.ids, cohort.buffers)
         if run.buffer_policy != "average":
-            return
+            return 0
         if cohort.counters:
             largest = torch.cat([rows.amax(dim=0).double().reshape(-1) for rows in cohort.counters])
             totals.counters = largest if totals.counters is None else torch.maximum(totals.counters, largest)
-        if cohort.buffers.numel():
-            run.ledger.upload("buffers", Payload.dense(cohort.buffers))
-            # Differences are averaged, so that a buffer that no client changes stays exactly what it is.
-            moved = (cohort.buffers - run.server.buffers).double()
-            weights = weights.to(moved.device)
-            weighted = torch.cat([weights @ moved, weights.sum().reshape(1)])  # the last entry is the sum of weights
-            totals.buffers = weighted if totals.buffers is None else totals.buffers + weighted
+        if not cohort.buffers.numel():
+            return 0
+        payload = Payload.dense(cohort.buffers)
+        run.ledger.upload("buffers", payload)
+        # Differences are averaged, so that a buffer that no client changes stays exactly what it is.
+        moved = (cohort.buffers - run.server.buffers).double()
+        weights = weights.to(moved.device)
+        weighted = torch.cat([weights @ moved, weights.sum().reshape(1)])  # the last entry is the sum of weights
+        totals.buffers = weighted if totals.buffers is None else totals.buffers + weighted
+        return int(payload.bits)
 
     def _aggregate(self, round: Round) -> None:
         """Add up the sums of all processes, and compute the update of the round from them."""
@@ -362,14 +378,29 @@ class FederatedLoop:
             round.log("clients_refused", float(round.num_refused))
         for name, value in run.ledger.metrics().items():
             round.log(name, value)
-        if run.system is not None and round.totals.uplink_bits is not None:
-            bits = round.totals.uplink_bits
-            for name, seconds in run.system.round_seconds(round.clients, bits, round.number, run.seed).items():
-                progress.simulated_seconds[name] = progress.simulated_seconds.get(name, 0.0) + seconds
-                round.log(f"sim/{name}", progress.simulated_seconds[name])
+        self._advance_clock(round)
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
         run.lightning.publish(round.metrics)
+
+    def _advance_clock(self, round: Round) -> None:
+        """Add the simulated seconds of a round, and log who was lost in it; a round that asked nobody takes no time."""
+        run = self.run
+        if run.system is None:
+            return
+        if run.system.loses_clients:
+            round.log("clients_late", float(len(round.late)))
+            round.log("clients_dropped", float(len(round.dropped)))
+        if not len(round.clients) + round.num_lost:
+            return
+        sent = round.totals.uplink_bits
+        sent = torch.zeros(len(round.clients), dtype=torch.float64) if sent is None else sent.cpu()
+        received = run.ledger.received_bits[torch.searchsorted(round.invited, round.clients)].double()
+        seconds = run.system.round_seconds(round.clients, sent, round.number, run.seed, received, round.num_lost)
+        total = run.progress.simulated_seconds
+        for name, value in seconds.items():
+            total[name] = total.get(name, 0.0) + value
+            round.log(f"sim/{name}", total[name])
 
     def _log(self, round_number: int, metrics: dict[str, float]) -> None:
         """Log a finished round."""

@@ -94,6 +94,10 @@ class RoundSums:
         )
 
 
+def _nobody() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
 @dataclass
 class Round:
     """One round, as the server sees it.
@@ -101,8 +105,8 @@ class Round:
     Attributes:
         number: counted from 1.
         clients: ids of the participants [M], ascending.
-        invited: ids of the clients that are sent the model, ascending: the participants, and those that the server
-            does not wait for.
+        invited: ids of the clients that are sent the model, ascending: the participants, those that the server does
+            not wait for, and those that it waits for in vain (``late``, ``dropped``).
         local_clients: ids of the participants that this process trains.
         server: x before the round [D].
         message: what the clients are sent.
@@ -113,6 +117,8 @@ class Round:
         step_bits: bits from which clients that hold x follow the server's step, where a callback has set it in
             ``on_server_step``; None for the aggregate's coordinates or, where x may have left the basis, the whole.
         totals: all sums over clients: of this process, and of all processes from ``on_aggregate`` on.
+        late: ids of clients that were chosen, and would answer after the system's deadline: nobody has trained them.
+        dropped: ids of clients that were chosen, and dropped out of the round in the simulated system.
         reported: ids of the clients whose updates this process accepted, one tensor for each cohort.
         metrics: numbers that this round logs.
     """
@@ -128,6 +134,8 @@ class Round:
     update_coordinates: Tensor | None = None
     step_bits: int | None = None
     totals: RoundSums = field(default_factory=RoundSums)
+    late: Tensor = field(default_factory=_nobody)
+    dropped: Tensor = field(default_factory=_nobody)
     reported: list[Tensor] = field(default_factory=list)
     metrics: dict[str, float | Tensor] = field(default_factory=dict)
 
@@ -156,6 +164,11 @@ class Round:
     def num_refused(self) -> int:
         """Clients whose update was not finite; of all processes from ``on_aggregate`` on."""
         return self.totals.num_refused
+
+    @property
+    def num_lost(self) -> int:
+        """Clients that were chosen and did not answer: late or dropped."""
+        return len(self.late) + len(self.dropped)
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Log a number of this round; a tensor on a device is read only when the round is written."""

@@ -88,6 +88,16 @@ METHODS: dict[str, list[str]] = {
         "--trainer.system=lfl.system.ExponentialSpeeds",
         '--trainer.local_phases=[{"parameters": ["*.head.*"], "epochs": 2}, {"parameters": ["*.features.*"]}]',
     ],
+    "Deadline": [
+        "--trainer.callbacks+=lfl.callbacks.Scaffold",
+        "--trainer.callbacks+=lfl.callbacks.GradientNormStages",
+        "--trainer.participation=lfl.participation.DoublingParticipation",
+        "--trainer.participation.initial=4",
+        "--trainer.participation.rounds_per_stage=null",
+        "--trainer.system=lfl.system.Unreliable",
+        "--trainer.system.deadline=1.5",
+        "--trainer.system.dropout=0.2",
+    ],
 }
 ENGINES = ("sequential", "vectorized")
 STATES = ("host", "memmap")

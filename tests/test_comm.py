@@ -30,6 +30,17 @@ def test_two_payloads_of_one_name_are_refused() -> None:
         message.add("control", torch.zeros(3))
 
 
+def test_downloads_of_each_client_are_all_payloads_together() -> None:
+    ledger, message = Ledger(3), Message()
+    message.add("model", torch.zeros(10))
+    message.add("control", torch.zeros(4))
+    message.charge("control", torch.tensor([1, 7]))
+    ledger.start_round()
+    ledger.download(message, torch.tensor([0, 2]), 1)
+    assert ledger.received_bits.tolist() == [320 + 1, 320 + 7]
+    assert ledger.down_bits == {"model": 640, "control": 8}
+
+
 def test_a_skipped_increment_is_refused() -> None:
     ledger = Ledger(3)
     ledger.record_increment("model", 10, 1)
@@ -53,6 +64,7 @@ def test_the_ledgers_state_is_complete() -> None:
         each.close_round({})
         assert each.metrics() == ledger.metrics()
         assert each.down_bits == {"model": 2 * 32 + 320}
+        assert each.received_bits.tolist() == [2 * 32, 320]
         found = each.state_dict()["last_round"]
         assert dict(zip(found["clients"].tolist(), found["rounds"].tolist(), strict=True)) == {0: 3, 1: 2, 2: 2, 3: 3}
 

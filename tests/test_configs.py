@@ -23,6 +23,7 @@ RUNNABLE = [name for name in CONFIGS if name != SWEEP]
 FAST = ("/fedmrur/fedmrur.yaml", "/flss/sign_ef_flss.yaml")
 BIG = [name for name in RUNNABLE if name.startswith("configs/papers/") and not name.endswith(FAST)]
 BIG += ["configs/cifar100_resnet18.yaml"]
+BIG += ["configs/flanp_finetuned.yaml"]  # flanp.yaml with fedavg_finetuned.yaml's fine-tuning: the fast part runs both
 FEWER = [
     "--trainer.accelerator=cpu",
     "--trainer.max_rounds=2",

@@ -16,6 +16,7 @@ from lfl.callbacks.fedsub import FedSub
 from lfl.callbacks.fetchsgd import FetchSGD
 from lfl.callbacks.fl_ssgd import FLSSGD
 from lfl.callbacks.fl_ssvrg import FLSSVRG
+from lfl.callbacks.flanp import GradientNormStages
 from lfl.callbacks.flss import FLSS
 from lfl.callbacks.hyperbolic import HyperbolicRegularization
 from lfl.callbacks.lbgm import LBGM
@@ -35,6 +36,7 @@ from lfl.callbacks.scaffold import Scaffold
 from lfl.callbacks.sign import Sign
 from lfl.callbacks.ssf import SSF
 from lfl.callbacks.stc import STC
+from lfl.callbacks.system_pictures import SystemPictures
 from lfl.callbacks.topk import TopK
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "FetchSGD",
     "GaussianUpdate",
     "Gradient",
+    "GradientNormStages",
     "HyperbolicRegularization",
     "LabelFlip",
     "LocalNoise",
@@ -78,6 +81,7 @@ __all__ = [
     "SharpnessAware",
     "Sign",
     "SignFlip",
+    "SystemPictures",
     "TopK",
     "TrajectoryPictures",
 ]

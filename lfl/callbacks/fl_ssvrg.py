@@ -63,10 +63,12 @@ class FLSSVRG(FederatedCallback):
 
     @override
     def on_run_start(self, federation: Federation) -> None:
-        if not federation.participation.holds(self.epoch_rounds):
+        loses_clients = federation.system is not None and federation.system.loses_clients
+        if loses_clients or not federation.participation.holds(self.epoch_rounds):
             raise ValueError(
                 f"FLSSVRG needs the same participants for the `epoch_rounds={self.epoch_rounds}` of an epoch: use "
-                f"FullParticipation, or UniformParticipation with `rounds_per_draw={self.epoch_rounds}`."
+                f"FullParticipation, or UniformParticipation with `rounds_per_draw={self.epoch_rounds}`"
+                f"{', and a system that loses no clients' if loses_clients else ''}."
             )
         self._federation = federation
         self._dim = federation.layout.dim

@@ -33,7 +33,7 @@ _FOLDER = "pictures"  # in the run's folder
 _COLUMNS = 2**16  # of moves that are converted to float64 at a time
 
 
-class _Pictures(FederatedCallback):
+class Pictures(FederatedCallback):
     """Draws every few rounds, and in the last; writes into the run's folder and to loggers that take pictures."""
 
     observes = True
@@ -54,13 +54,13 @@ class _Pictures(FederatedCallback):
         federation = self._federation
         is_due = round.number % self.every_n_rounds == 0 or round.number == federation.max_rounds
         if is_due and federation.processes.is_first:
-            self._draw(round.number)
+            self.draw(round.number)
 
     @abstractmethod
-    def _draw(self, number: int) -> None:
+    def draw(self, number: int) -> None:
         """Draw the pictures of a round."""
 
-    def _show(self, figure: Figure, name: str, number: int) -> None:
+    def show(self, figure: Figure, name: str, number: int) -> None:
         """Write ``NAME_ROUND.png``, and log it under the name."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}_{number:06d}.png"
@@ -72,7 +72,7 @@ class _Pictures(FederatedCallback):
                 logger.experiment.add_figure(f"{_FOLDER}/{name}", figure, number)
 
 
-class TrajectoryPictures(_Pictures):
+class TrajectoryPictures(Pictures):
     """Draws the singular values of the server's moves, their share of the energy, and x in its two main directions.
 
     With G_1 .. G_T the last ``rounds`` moves ``x+ - x``, not centred: the singular values of the matrix they make, and
@@ -126,7 +126,7 @@ class TrajectoryPictures(_Pictures):
         return trajectory_of(torch.stack(self._moves), self._federation.layout.layers)
 
     @override
-    def _draw(self, number: int) -> None:
+    def draw(self, number: int) -> None:
         from matplotlib.figure import Figure  # not pyplot, which would keep the figure, and may ask for a display
 
         found = self.trajectory()
@@ -146,10 +146,10 @@ class TrajectoryPictures(_Pictures):
         plane.axhline(0, color="green", ls=":", label="main direction")
         plane.set(xlabel="first direction", ylabel="second direction", title="path of the server's model")
         plane.legend(fontsize=8)
-        self._show(figure, "trajectory", number)
+        self.show(figure, "trajectory", number)
 
 
-class FeaturePictures(_Pictures):
+class FeaturePictures(Pictures):
     """Draws features of the server's model on test examples in the plane, by t-SNE, in the colours of their classes.
 
     Files ``pictures/features_ROUND.png``; ``read_features`` and ``embedded`` have the numbers, which are random by
@@ -220,7 +220,7 @@ class FeaturePictures(_Pictures):
         return torch.cat(rows)[: self.max_examples], torch.cat(labels)[: self.max_examples]
 
     @override
-    def _draw(self, number: int) -> None:
+    def draw(self, number: int) -> None:
         from matplotlib import colormaps
         from matplotlib.figure import Figure
 
@@ -235,7 +235,7 @@ class FeaturePictures(_Pictures):
         )
         figure.colorbar(dots, label="class", ticks=range(0, count, 1 + count // 20))
         axes.set(title=f"features of {len(points)} test examples in round {number}", xticks=[], yticks=[])
-        self._show(figure, "features", number)
+        self.show(figure, "features", number)
 
 
 @dataclass(frozen=True)

@@ -134,15 +134,22 @@ class LocalWork:
         phases = [replace(p, epochs=None, steps=steps, min_epochs=None, stragglers=None) for p in self.phases]
         return replace(self, phases=phases)
 
+    def examples(self, sizes: Tensor, batch_size: int, keys: Tensor | None = None) -> Tensor:
+        """How many examples each client goes through [C], each time that it sees one counting."""
+        steps = self.num_steps(sizes, batch_size, keys)
+        if self.sampling == "replacement":
+            return steps * batch_size
+        steps_per_epoch = steps_per_epoch_of(sizes, batch_size)
+        # All of them in each whole epoch; then full batches, but no more than an epoch has.
+        epochs, rest = steps // steps_per_epoch, steps % steps_per_epoch
+        return epochs * sizes + torch.minimum(rest * batch_size, sizes)
+
     def expected(self, sizes: Tensor, batch_size: int, keys: Tensor | None = None) -> Tensor:
         """The expected cost of each client's work [C], in examples; a step costs as much as ``batch_size`` of them."""
         steps = self.num_steps(sizes, batch_size, keys)
         if self.sampling == "replacement":
             return steps
-        steps_per_epoch = steps_per_epoch_of(sizes, batch_size)
-        # Examples seen: all of them in each whole epoch; then full batches, but no more than an epoch has.
-        epochs, rest = steps // steps_per_epoch, steps % steps_per_epoch
-        return steps * batch_size + epochs * sizes + torch.minimum(rest * batch_size, sizes)
+        return steps * batch_size + self.examples(sizes, batch_size, keys)
 
     def clip(self, gradients: Tensor) -> Tensor:
         """Clip gradients [A, D] in place, each client's by itself; returns them."""

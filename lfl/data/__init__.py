@@ -17,6 +17,7 @@ from lfl.data.partitioners import (
     QuantitySkewPartitioner,
     ShardPartitioner,
 )
+from lfl.data.size_partitioners import LogNormalPartitioner, UniformSizesPartitioner
 from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source
 from lfl.data.torchvision_source import TorchvisionSource
 from lfl.data.transforms import BatchTransform, Normalize, RandomCrop, RandomHorizontalFlip, ToFloat
@@ -35,6 +36,7 @@ __all__ = [
     "HuggingFaceSource",
     "IIDPartitioner",
     "IndexSets",
+    "LogNormalPartitioner",
     "NaturalPartitioner",
     "Normalize",
     "PadCollate",
@@ -48,5 +50,6 @@ __all__ = [
     "TensorData",
     "ToFloat",
     "TorchvisionSource",
+    "UniformSizesPartitioner",
     "match_label_mix",
 ]

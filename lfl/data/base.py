@@ -25,12 +25,14 @@ class FederatedData(LightningDataModule, ABC):
         batch_size: number of examples of one client in one step.
         num_classes: number of classes; 0 for regression.
         partition: which client has which examples.
+        train_labels: class of each training example [n]; None if examples have no classes, or nobody has said.
     """
 
     num_clients: int
     batch_size: int
     num_classes: int
     partition: Partition
+    train_labels: Tensor | None = None
 
     @property
     def client_sizes(self) -> Tensor:
@@ -41,6 +43,16 @@ class FederatedData(LightningDataModule, ABC):
     def client_test_sizes(self) -> Tensor:
         """Number of test examples of each client, [N] int64; a client may have none."""
         return self.partition.test_sizes
+
+    def label_counts(self) -> Tensor:
+        """Number of each client's training examples of each class, [N, K] int64.
+
+        Raises:
+            ValueError: examples have no classes.
+        """
+        if self.train_labels is None:
+            raise ValueError(f"The training examples of {type(self).__name__} have no class labels.")
+        return self.partition.label_counts(self.train_labels, int(self.train_labels.max()) + 1)
 
     def client_indices(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the training examples of clients ``ids`` [C].

@@ -129,6 +129,8 @@ class FederatedDataModule(FederatedData):
         train, test = examined(train, test, self.num_classes, type(self.source).__name__, format=self.source.format)
         if self.client_test_fraction is not None:
             train = merged(train, test)
+        is_classes = train.targets.dim() == 1 and not train.targets.is_floating_point()
+        self.train_labels = train.targets if is_classes else None
         held_out, kept = self._hold_out(len(train))
         self._workers = Workers(self.num_workers) if self.num_workers else None
         if self.client_test_fraction is None:

@@ -1,8 +1,8 @@
 """Partitioners deal a training set to clients, each as in the publication that its docstring names.
 
-A partitioner answers one question, "which client has example j?", so the clients' sets are disjoint and cover the data
-by construction. Shares of clients are turned into whole examples by systematic sampling (``deal_by_shares``): each
-client gets its share rounded up or down, and exactly its share on average.
+A partitioner answers one question, "which client has example j?", so the clients' sets are disjoint by construction,
+and cover the data unless the answer is "nobody". Shares of clients are turned into whole examples by systematic
+sampling (``deal_by_shares``): each client gets its share rounded up or down, and exactly its share on average.
 """
 
 import math
@@ -48,7 +48,7 @@ class Partitioner(ABC):
             seed: seed of all draws: equal arguments give equal results.
 
         Returns:
-            The client of each example, [n] int64 in 0..num_clients-1.
+            The client of each example, [n] int64 in 0..num_clients-1; -1 for an example that nobody gets.
         """
 
     def split(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> IndexSets:
@@ -62,7 +62,9 @@ class Partitioner(ABC):
                 f"`num_clients={num_clients}` but there are {len(targets)} training examples, and every client needs "
                 f"one: choose 1 to {len(targets)} clients."
             )
-        sets = IndexSets.from_owners(self.assign(targets, groups, num_clients, seed), num_clients)
+        owners = self.assign(targets, groups, num_clients, seed)
+        dealt = (owners >= 0).nonzero().flatten()
+        sets = IndexSets.from_owners(owners[dealt], num_clients, dealt)
         if len(sets) != num_clients or int(sets.sizes.min()) == 0:
             raise ValueError(f"{self!r} must give each of `num_clients={num_clients}` clients at least one example.")
         return sets
@@ -110,7 +112,7 @@ class DirichletPartitioner(Partitioner):
         max_tries: PositiveInt = 100,
         balanced: bool = False,
     ) -> None:
-        _check_positive(self, alpha=alpha, min_size=min_size, max_tries=max_tries)
+        check_positive(self, alpha=alpha, min_size=min_size, max_tries=max_tries)
         self.alpha = alpha
         self.min_size = min_size
         self.max_tries = max_tries
@@ -119,7 +121,7 @@ class DirichletPartitioner(Partitioner):
     @override
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
         del groups
-        labels = _class_labels(targets, self)
+        labels = class_labels(targets, self)
         if self.min_size * num_clients > len(labels):
             raise ValueError(
                 f"`min_size={self.min_size}` of DirichletPartitioner for `num_clients={num_clients}` needs "
@@ -182,14 +184,14 @@ class EqualDirichletPartitioner(Partitioner):
     """
 
     def __init__(self, alpha: PositiveFloat = 0.3, per_class: bool = False) -> None:
-        _check_positive(self, alpha=alpha)
+        check_positive(self, alpha=alpha)
         self.alpha = alpha
         self.per_class = per_class
 
     @override
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
         del groups
-        labels = _class_labels(targets, self)
+        labels = class_labels(targets, self)
         rng = np.random.default_rng(derive_seed(seed, "equal_dirichlet"))
         by_class = ExamplesByClass.shuffled(labels, generator(seed, "equal_dirichlet"))
         left = by_class.counts.numpy().copy()
@@ -224,16 +226,16 @@ class ClassesPerClientPartitioner(Partitioner):
     """
 
     def __init__(self, classes_per_client: PositiveInt = 2) -> None:
-        _check_positive(self, classes_per_client=classes_per_client)
+        check_positive(self, classes_per_client=classes_per_client)
         self.classes_per_client = classes_per_client
 
     @override
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
         del groups
-        labels = _class_labels(targets, self)
+        labels = class_labels(targets, self)
         draws = generator(seed, "classes_per_client")
         by_class = ExamplesByClass.shuffled(labels, draws)
-        held = self._classes_of_clients(num_clients, len(by_class.counts), draws)
+        held = self.classes_of_clients(num_clients, len(by_class.counts), draws)
         # Client i has the slots i k to i k + k - 1, one for each of its classes: here they are sorted by class.
         slots = ExamplesByClass.shuffled(held.flatten(), draws)
         if bool((slots.counts > by_class.counts).any()):
@@ -249,7 +251,7 @@ class ClassesPerClientPartitioner(Partitioner):
         owners[by_class.order] = slots.order[slot] // self.classes_per_client
         return owners
 
-    def _classes_of_clients(self, num_clients: int, num_classes: int, draws: torch.Generator) -> Tensor:
+    def classes_of_clients(self, num_clients: int, num_classes: int, draws: torch.Generator) -> Tensor:
         """Choose the classes of each client, [N, k].
 
         The classes stand in random order on a circle, the deck. Each client takes the next k of them.
@@ -286,13 +288,13 @@ class ShardPartitioner(Partitioner):
     """
 
     def __init__(self, shards_per_client: PositiveInt = 2) -> None:
-        _check_positive(self, shards_per_client=shards_per_client)
+        check_positive(self, shards_per_client=shards_per_client)
         self.shards_per_client = shards_per_client
 
     @override
     def assign(self, targets: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> Tensor:
         del groups
-        labels = _class_labels(targets, self)
+        labels = class_labels(targets, self)
         num_shards = self.shards_per_client * num_clients
         if num_shards > len(labels):
             raise ValueError(
@@ -390,7 +392,8 @@ def _drawn(rng: np.random.Generator, log_mix: Tensor, left: np.ndarray, size: in
     return taken
 
 
-def _class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:
+def class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:
+    """The targets as class labels [n]; raises ValueError if they are none."""
     if targets.dim() != 1 or targets.is_floating_point():
         raise ValueError(
             f"{partitioner!r} needs one integer class label per example, but the targets are {targets.dtype} of shape "
@@ -400,7 +403,8 @@ def _class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:
     return targets.long()
 
 
-def _check_positive(owner: object, **settings: float) -> None:
+def check_positive(owner: object, **settings: float) -> None:
+    """Raise ValueError unless all settings are greater than 0."""
     for name, value in settings.items():
         if not value > 0:
             raise ValueError(f"`{name}={value}` of {type(owner).__name__} must be greater than 0.")

@@ -19,7 +19,8 @@ _IRRELEVANT = ("data.source.root:", "data.source.path:", "data.source.download:"
 def describe(value: Any) -> Any:
     """Describe an object by its class and constructor arguments, in plain values that a checkpoint can hold.
 
-    By convention an object keeps each constructor argument in an attribute of the same name.
+    By convention an object keeps each constructor argument in an attribute of the same name. One that has read a file
+    may add an attribute ``fingerprint``, a string that tells the file's contents from others.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -40,6 +41,8 @@ def describe(value: Any) -> Any:
         argument = getattr(value, name, None)
         if name != "self" and is_describable(argument):
             described[name] = describe(argument)
+    if isinstance(content := getattr(value, "fingerprint", None), str):
+        described["fingerprint"] = content
     return described
 
 

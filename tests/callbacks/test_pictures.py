@@ -117,7 +117,7 @@ def test_pictures_reach_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     drawn._folder, drawn._loggers = tmp_path, [WandbLogger(save_dir=str(tmp_path), offline=True)]
     drawn._federation = trainer.run
     drawn._moves = [torch.ones(trainer.run.layout.dim)]
-    drawn._draw(7)
+    drawn.draw(7)
     path = str(tmp_path / "trajectory_000007.png")
     assert logged == [{"key": "pictures/trajectory", "images": [path], "step": 7}]
 

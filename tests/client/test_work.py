@@ -64,7 +64,10 @@ def test_steps_and_work_by_hand() -> None:
     assert both.num_steps(sizes, 5).tolist() == [3, 3]
     # 3 steps cost 15; an epoch has all examples, 7 and 10, and the step after it 5 more.
     assert both.expected(sizes, 5).tolist() == [15 + 7 + 5, 15 + 10 + 5]
-    assert LocalWork([LocalPhase(steps=3)], sampling="replacement").expected(sizes, 5).tolist() == [3, 3]
+    assert both.examples(sizes, 5).tolist() == [7 + 5, 10 + 5]
+    drawn = LocalWork([LocalPhase(steps=3)], sampling="replacement")
+    assert drawn.expected(sizes, 5).tolist() == [3, 3]
+    assert drawn.examples(sizes, 5).tolist() == [15, 15]
 
 
 def test_epochs_are_drawn_by_client_and_round() -> None:

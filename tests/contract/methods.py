@@ -66,7 +66,7 @@ from lfl.subspace import (
     IdentitySubspace,
     LayerwiseSubspace,
 )
-from lfl.system import ExponentialSpeeds
+from lfl.system import Consecutive, ExponentialSpeeds, Links, PerExample, Unreliable
 from lfl.trainer import FederatedTrainer
 
 Stack = Callable[[], list[FederatedCallback]]
@@ -156,6 +156,7 @@ METHODS: dict[str, Stack] = {
     "pfedme": lambda: [PFedMe(lam=5.0, inner_steps=2, inner_lr=0.05)],
     "hf-maml": lambda: [MAML(alpha=0.05)],
     "adversaries+top-k": lambda: [LabelFlip(share=0.4), SignFlip(share=0.3), TopK(0.1)],
+    "scaffold+deadline": lambda: [Scaffold()],
     "fedavg-fine-tuned": lambda: [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase(epochs=2, lr=0.05)])],
 }
 
@@ -165,6 +166,12 @@ _DOUBLING = {
     "participation": DoublingParticipation(clients_per_round=6, initial=2, rounds_per_stage=1),
     "system": ExponentialSpeeds(dynamic=True, communication=0.1),
 }
+# Every round of the suites has somebody on time, most have somebody who is late or drops out.
+_UNRELIABLE = Unreliable(
+    Consecutive([PerExample(ExponentialSpeeds(means=0.02, dynamic=True)), Links(up=1e6, down=1e7)]),
+    deadline=0.5,
+    dropout=0.15,
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"participation": PoissonParticipation(0.5)},
     "fedmrur": {"aggregator": NormalizedReaggregation()},
@@ -182,6 +189,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "median": {"aggregator": CoordinateMedian()},
     "norm-clipping": {"aggregator": MedianNormClipping()},
     "sign-vote": {"server_optimizer": lambda params: torch.optim.SGD(params, lr=0.01)},
+    "scaffold+deadline": {"system": _UNRELIABLE},
     "scaffold+srpfl": {"local_phases": _HEAD_THEN_BODY, **_DOUBLING},
 }
 

@@ -17,13 +17,14 @@ from torchmetrics.classification import MulticlassAccuracy
 from worlds import Bystander, Quadratic, QuadraticData, batch_norm, even_data, mlp, ragged_data, train, train_quadratic
 
 from lfl.aggregation import MeanAggregator
-from lfl.callbacks import FederatedCallback, Scaffold
+from lfl.callbacks import FederatedCallback, GradientNormStages, Scaffold
 from lfl.checkpointing import Checkpointing
 from lfl.models import Classifier
-from lfl.participation import FixedParticipation, FullParticipation
+from lfl.participation import DoublingParticipation, FixedParticipation, FullParticipation
 from lfl.processes.group import Processes
 from lfl.processes.sums import ProcessSums
 from lfl.round import Cohort, Round
+from lfl.system import ExponentialSpeeds
 from lfl.trainer import FederatedTrainer
 
 
@@ -52,6 +53,15 @@ def few_clients(folder: Path, devices: int, callbacks: list[FederatedCallback]) 
         participation=FixedParticipation([[2], [0, 4], [1, 6], [3]]),
         check_val_every_n_rounds=1,
     )
+
+
+def in_stages(folder: Path, devices: int) -> dict[str, Any]:
+    """Stages that a callback ends by a sum over all clients."""
+    options: dict[str, Any] = {"participation": DoublingParticipation(initial=1, rounds_per_stage=None)}
+    trainer = train(
+        [GradientNormStages(mu=30.0)], folder / "stages", devices=devices, system=ExponentialSpeeds(), **options
+    )
+    return {"vector": trainer.server.vector, "stages": options["participation"].stages_ended}
 
 
 def with_buffers(folder: Path, devices: int) -> FederatedTrainer:
@@ -230,6 +240,7 @@ def on_one_machine(folder: Path) -> dict[str, Any]:
     results["resumed twice"] = summary(run("scaffold-2", folder, devices=2, max_rounds=7, ckpt_path="last"))
     results["few"] = few_clients(folder, 2, []).server.vector
     results["few with state"] = few_clients(folder, 2, [Scaffold()]).server.vector
+    results["stages"] = in_stages(folder, 2)
     results["metrics"] = with_metrics(folder, 2)
     results["buffers"] = with_buffers(folder, 2).server_state_dict()
     results["dealt"] = dealt(folder, 2, [])

@@ -15,6 +15,7 @@ from contract.methods import METHODS
 from contract.process_worker import (
     ROBUST,
     few_clients,
+    in_stages,
     quadratic,
     run,
     summary,
@@ -77,6 +78,12 @@ def test_a_run_of_two_processes_is_resumed(two_processes: dict[str, Any], tmp_pa
 def test_processes_without_clients(two_processes: dict[str, Any], tmp_path: Path) -> None:
     close(two_processes["few"], few_clients(tmp_path, 1, []).server.vector)
     close(two_processes["few with state"], few_clients(tmp_path, 1, [Scaffold()]).server.vector)
+
+
+def test_stages_end_alike_on_all_processes(two_processes: dict[str, Any], tmp_path: Path) -> None:
+    found, expected = two_processes["stages"], in_stages(tmp_path, 1)
+    close(found["vector"], expected["vector"])
+    assert found["stages"] == expected["stages"] > 0
 
 
 @pytest.mark.parametrize("method", SOMETIMES)

@@ -1,5 +1,6 @@
 """What every data module serves of its partition."""
 
+import pytest
 import torch
 from worlds import QuadraticData
 
@@ -38,3 +39,11 @@ def test_sizes_and_facts() -> None:
         "median_client": 2,
         "largest_client": 3,
     }
+
+
+def test_examples_of_each_class_are_counted_where_there_are_classes() -> None:
+    data = three_clients()
+    with pytest.raises(ValueError, match="training examples of QuadraticData have no class labels"):
+        data.label_counts()
+    data.train_labels = torch.tensor([0, 1, 0, 2, 2, 0])
+    assert data.label_counts().tolist() == [[0, 1, 1], [1, 0, 0], [2, 0, 1]]

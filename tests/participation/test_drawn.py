@@ -1,4 +1,4 @@
-"""Who takes part."""
+"""Clients that are drawn at random, and all of them."""
 
 import math
 from pathlib import Path
@@ -7,17 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import Rounds, ragged_data, train
+from worlds import Rounds, train
 
 from lfl.participation import (
-    DoublingParticipation,
-    FixedParticipation,
     FullParticipation,
     PoissonParticipation,
     UniformParticipation,
     VaryingParticipation,
 )
-from lfl.system import ExponentialSpeeds
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 50))
@@ -54,39 +51,7 @@ def test_rounds_of_a_draw_that_cannot_be(rounds: int) -> None:
 def test_participation_checks_the_number_of_clients() -> None:
     with pytest.raises(ValueError, match="`clients_per_round=11` but the data module has 10 clients"):
         UniformParticipation(11).check(10)
-    with pytest.raises(ValueError, match=r"names clients \[10\], but the ids are 0 to 9"):
-        FixedParticipation([[1], [10]]).check(10)
-    with pytest.raises(ValueError, match="twice in round 2"):
-        FixedParticipation([[1], [3, 3]])
-    with pytest.raises(ValueError, match="no round empty"):
-        FixedParticipation([[1], []])
-    assert FixedParticipation([[2, 1], [0]]).select(3, 3, 0).tolist() == [1, 2]
     assert FullParticipation().select(1, 3, 0).tolist() == [0, 1, 2]
-
-
-def test_participants_are_the_fastest_and_the_clock_is_theirs(tmp_path: Path) -> None:
-    system = ExponentialSpeeds(dynamic=True, communication=0.25)
-    participation = DoublingParticipation(clients_per_round=6, initial=1, rounds_per_stage=2)
-    participation.system = system
-    expected = 0.0
-    for number in range(1, 8):
-        chosen = participation.select(number, 20, seed=3)
-        invited = participation.invited(chosen, number, 20, seed=3)
-        seconds = {int(i): float(system.compute_seconds(i[None], number, 3)) for i in invited}
-        count = min(2 ** ((number - 1) // 2), 6)
-        assert len(invited) == 6
-        assert sorted(sorted(seconds, key=seconds.__getitem__)[:count]) == chosen.tolist()
-        expected += max(seconds[i] for i in chosen.tolist()) + 0.25
-    trainer = train(
-        [], tmp_path, data=ragged_data(20), participation=participation, system=system, max_rounds=7, seed=3
-    )
-    assert trainer.run.progress.simulated_seconds["time"] == pytest.approx(expected, rel=1e-12)
-    assert trainer.summary.last("sim/time")[0] == trainer.run.progress.simulated_seconds["time"]
-
-
-def test_stages_of_given_lengths() -> None:
-    participation = DoublingParticipation(1.0, initial=2, rounds_per_stage=[0, 3, 1])
-    assert [participation.stage(number) for number in range(1, 7)] == [1, 1, 1, 2, 2, 2]
 
 
 def test_poisson_participation_tosses_a_coin_for_each_client() -> None:
@@ -161,9 +126,7 @@ def test_the_number_of_participants_is_told_where_it_never_changes() -> None:
     assert UniformParticipation(7).count(20) == UniformParticipation(0.35).count(20) == 7
     assert UniformParticipation().count(4) == 4
     assert FullParticipation().count(20) == 20
-    assert FixedParticipation([[1, 4], [2, 3]]).count(20) == 2
-    for participation in (PoissonParticipation(0.5), FixedParticipation([[1], [2, 3]]), DoublingParticipation()):
-        assert participation.count(20) is None
+    assert PoissonParticipation(0.5).count(20) is None
 
 
 def test_rounds_in_which_no_coin_falls_on_heads(tmp_path: Path) -> None:

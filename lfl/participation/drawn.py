@@ -1,7 +1,5 @@
-"""Who takes part in a round."""
+"""Clients that are drawn at random, and all of them."""
 
-import itertools
-from abc import ABC, abstractmethod
 from typing import Literal
 
 import numpy as np
@@ -11,41 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.arguments import check_number
+from lfl.participation.base import Participation
 from lfl.randomness import derive_seed
-from lfl.system import Speeds, System
-
-
-class Participation(ABC):
-    """Chooses the clients of a round; the choice is a function of (seed, round) alone.
-
-    Attributes:
-        system: the trainer's simulated system, for choices that depend on how fast clients are.
-    """
-
-    system: System | None = None
-
-    def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
-        """Ids of the clients that are sent the model: the participants ``chosen``, unless some are not waited for."""
-        del round_number, num_clients, seed
-        return chosen
-
-    @abstractmethod
-    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
-        """Ids of the participants, ascending and distinct (int64, CPU)."""
-
-    def holds(self, rounds: int) -> bool:
-        """Whether the participants stay the same within each period of ``rounds`` rounds, counted from round 1."""
-        del rounds
-        return False
-
-    def count(self, num_clients: int) -> int | None:
-        """The number of participants (M), where it is the same in every round; None where it is not."""
-        del num_clients
-        return None
-
-    @abstractmethod
-    def check(self, num_clients: int) -> None:
-        """Refuse settings that do not fit the number of clients; raises ValueError."""
 
 
 class UniformParticipation(Participation):
@@ -196,105 +161,3 @@ class FullParticipation(Participation):
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         return torch.arange(num_clients)
-
-
-class DoublingParticipation(Participation):
-    """The fastest n of N sampled clients, doubled from stage to stage: ``n = min(2^r n_0, N)``, r = 0, 1, ...
-
-    "Straggler-Resilient Personalized Federated Learning", Algorithm 1; with the whole model shared, and all clients
-    sampled, it is FLANP. All N sampled clients are sent the model; the server goes on when the first n have answered.
-    Needs a ``trainer.system`` that knows how fast clients are, such as ``lfl.system.ExponentialSpeeds``.
-
-    Args:
-        clients_per_round: N: a whole number of clients, or a fraction of all as a float in (0, 1].
-        initial: number of participants in the first stage (n_0).
-        rounds_per_stage: rounds before n is doubled; a list gives the length of each stage, of which the last one
-            never ends.
-    """
-
-    def __init__(
-        self,
-        clients_per_round: int | float = 1.0,
-        initial: PositiveInt = 10,
-        rounds_per_stage: PositiveInt | list[int] = 10,
-    ) -> None:
-        self.clients_per_round = clients_per_round
-        self.initial = initial
-        self.rounds_per_stage = rounds_per_stage
-        self._sampling = UniformParticipation(clients_per_round)
-        check_number("DoublingParticipation", "initial", initial, least=1, whole=True)
-        if isinstance(rounds_per_stage, list) and rounds_per_stage:
-            for rounds in rounds_per_stage:
-                check_number("DoublingParticipation", "rounds_per_stage", rounds, least=0, whole=True)
-        else:
-            check_number("DoublingParticipation", "rounds_per_stage", rounds_per_stage, least=1, whole=True)
-
-    @override
-    def check(self, num_clients: int) -> None:
-        self._sampling.check(num_clients)
-        if not isinstance(self.system, Speeds):
-            raise ValueError(
-                "DoublingParticipation waits for the fastest clients: it needs a `trainer.system` that knows their "
-                "speeds, such as `lfl.system.ExponentialSpeeds`."
-            )
-
-    def stage(self, round_number: int) -> int:
-        """Number of times that n was doubled before a round (r)."""
-        if isinstance(self.rounds_per_stage, int):
-            return (round_number - 1) // self.rounds_per_stage
-        ends = itertools.accumulate(self.rounds_per_stage[:-1])
-        return sum(round_number > end for end in ends)
-
-    @override
-    def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
-        return self._sampling.select(round_number, num_clients, seed)
-
-    @override
-    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
-        assert isinstance(self.system, Speeds)
-        invited = self._sampling.select(round_number, num_clients, seed)
-        # 2^62 is more than any N; without the limit a long run would compute with ever larger integers.
-        count = min(self.initial * 2 ** min(self.stage(round_number), 62), len(invited))
-        seconds = self.system.compute_seconds(invited, round_number, seed)
-        return invited[seconds.argsort(stable=True)[:count]].sort().values
-
-
-class FixedParticipation(Participation):
-    """Participants from a given schedule, which is repeated when it ends.
-
-    Args:
-        schedule: the client ids of round 1, of round 2, ...
-    """
-
-    def __init__(self, schedule: list[list[int]]) -> None:
-        if not schedule or not all(schedule):
-            raise ValueError("`schedule` must name at least one client for at least one round, and no round empty.")
-        for number, ids in enumerate(schedule, 1):
-            if len(set(ids)) < len(ids):
-                raise ValueError(f"`schedule` names a client twice in round {number}: {ids}.")
-        self.schedule = schedule
-
-    @override
-    def holds(self, rounds: int) -> bool:
-        # A schedule that is no multiple of `rounds` would shift against the periods when it is repeated.
-        starts = range(0, len(self.schedule), rounds)
-        return len(self.schedule) % rounds == 0 and all(
-            sorted(self.schedule[start]) == sorted(ids)
-            for start in starts
-            for ids in self.schedule[start : start + rounds]
-        )
-
-    @override
-    def count(self, num_clients: int) -> int | None:
-        counts = {len(ids) for ids in self.schedule}
-        return counts.pop() if len(counts) == 1 else None
-
-    @override
-    def check(self, num_clients: int) -> None:
-        outside = sorted({i for ids in self.schedule for i in ids if not 0 <= i < num_clients})
-        if outside:
-            raise ValueError(f"`schedule` names clients {outside}, but the ids are 0 to {num_clients - 1}.")
-
-    @override
-    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
-        return torch.tensor(sorted(self.schedule[(round_number - 1) % len(self.schedule)]))

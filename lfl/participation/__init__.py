@@ -1,0 +1,22 @@
+"""Who takes part in a round."""
+
+from lfl.participation.base import Participation
+from lfl.participation.drawn import (
+    FullParticipation,
+    PoissonParticipation,
+    UniformParticipation,
+    VaryingParticipation,
+)
+from lfl.participation.fastest import DoublingParticipation, FastestParticipation
+from lfl.participation.fixed import FixedParticipation
+
+__all__ = [
+    "DoublingParticipation",
+    "FastestParticipation",
+    "FixedParticipation",
+    "FullParticipation",
+    "Participation",
+    "PoissonParticipation",
+    "UniformParticipation",
+    "VaryingParticipation",
+]
