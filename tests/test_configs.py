@@ -20,7 +20,7 @@ SWEEP = "configs/sweeps/ssf.yaml"
 CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").rglob("*.yaml"))
 RUNNABLE = [name for name in CONFIGS if name != SWEEP]
 # Of a paper's settings, of which some take 8 s, the fast part trains the one with the most parts.
-FAST = ("/fedmrur/fedmrur.yaml", "/flss/sign_ef_flss.yaml")
+FAST = ("/fedmrur/fedmrur.yaml", "/flss/sign_ef_flss.yaml", "/srpfl/fedrep_srpfl.yaml")
 BIG = [name for name in RUNNABLE if name.startswith("configs/papers/") and not name.endswith(FAST)]
 BIG += ["configs/cifar100_resnet18.yaml"]
 BIG += ["configs/flanp_finetuned.yaml"]  # flanp.yaml with fedavg_finetuned.yaml's fine-tuning: the fast part runs both
@@ -68,6 +68,8 @@ def fewer(arguments: list[str]) -> list[str]:
     # Some aggregators need more than two clients.
     is_robust = any(f"lfl.aggregation.{name}\n" in texts for name in ("Krum", "TrimmedMean"))
     less = LESS_WORK | ({"clients_per_round": "--trainer.participation.clients_per_round=5"} if is_robust else {})
+    if " local_phases:" in texts:  # phases have epochs of their own
+        less = {setting: override for setting, override in less.items() if setting != "local_epochs"}
     return FEWER + [override for setting, override in less.items() if f" {setting}:" in texts]
 
 

@@ -1,4 +1,4 @@
-"""DP-FedAvg on MNIST-5000 with 1,000 clients: accuracy against epsilon, for three levels of noise and without any.
+"""DP-FedAvg on MNIST-5000 with 1,000 clients: accuracy against epsilon, for levels of noise and without any.
 
     python -m tools.papers.privacy --jobs 2
     python -m tools.papers.privacy --quick     # a look, in about a minute: no results
@@ -26,7 +26,7 @@ from tools.table import Table
 Results = Mapping[float, Sequence[Outcome]]  # by noise multiplier
 
 ROUNDS, SEEDS = 100, 3
-NOISES = (0.0, 0.5, 1.0, 2.0)
+NOISES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 ACCURACY, EPSILON, CLIP = "val_acc", "privacy/epsilon", "privacy/clip"
 _NOISE = "trainer.callbacks.init_args.noise_multiplier"
 
