@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lfl import hooks
 from lfl.callback import FederatedCallback, overrides
-from lfl.comm import Payload
+from lfl.comm import Payload, Sent
 from lfl.hooks import NonFiniteUpdateError
 from lfl.processes.sums import ProcessSums
 from lfl.round import Cohort, Round, add_to
@@ -119,6 +119,7 @@ class FederatedLoop:
         clients, invited = (ids[run.data.client_sizes[ids] > 0].sort().values for ids in (chosen, asked))
         # A copy of x: the server's vector moves at the end of the round, and hooks may compare the two.
         round = Round(number, clients, run.server.vector.clone(), self._local(clients, number), invited)
+        round.sent_in = run.participation.sent_in(clients, number, run.num_clients, run.seed)
         run.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)
@@ -147,7 +148,10 @@ class FederatedLoop:
         return clients[run.training.deal(work, processes.count) == processes.rank]
 
     def _download(self, round: Round) -> None:
-        """Make the message to the clients of a round, and count what it costs to send."""
+        """Make the message to the clients of a round, and count what it costs to send.
+
+        Clients that are late train on an earlier one, which has been kept for them.
+        """
         run = self.run
         message = round.message
         run.ledger.start_round()
@@ -157,6 +161,9 @@ class FederatedLoop:
         for callback in self._hooks["on_download"]:
             callback.on_download(message)
         run.ledger.download(message, round.invited, round.number)
+        round.earlier = run.outbox.of(round.sent_in)
+        awaited = run.participation.awaited(round.number, run.num_clients, run.seed)
+        run.outbox.keep(round.number, Sent(round.server, message.contents), awaited)
 
     def _load_buffers(self, cohort: Cohort) -> None:
         if self.run.buffer_policy == "client":
@@ -218,6 +225,7 @@ class FederatedLoop:
             rows = hooks.decode(callback, round, rows, self._widths[callback])
         self._widths[None] = rows.shape[1]
         hooks.check_sent(self._hooks["on_cohort_end"] + codecs, cohort, rows)
+        rows = run.aggregator.on_arrival(rows, cohort.staleness, cohort.start, round.server)
         weights = run.aggregator.weights(cohort.num_examples)
         run.aggregator.add_clients(rows, weights, cohort.places, len(round.clients))
         sent = payload.bits_per_client()
@@ -362,11 +370,17 @@ class FederatedLoop:
             round.log("clients_refused", float(round.num_refused))
         for name, value in run.ledger.metrics().items():
             round.log(name, value)
-        if run.system is not None and round.totals.uplink_bits is not None:
-            bits = round.totals.uplink_bits
-            for name, seconds in run.system.round_seconds(round.clients, bits, round.number, run.seed).items():
+        if run.system is not None and len(round.clients):
+            bits = round.totals.uplink_bits  # None where no update was accepted
+            bits = torch.zeros(len(round.clients), dtype=torch.float64) if bits is None else bits
+            passed = run.participation.seconds(round.clients, bits, round.number, run.num_clients, run.seed)
+            for name, seconds in passed.items():
                 progress.simulated_seconds[name] = progress.simulated_seconds.get(name, 0.0) + seconds
                 round.log(f"sim/{name}", progress.simulated_seconds[name])
+        if round.sent_in is not None and len(round.clients):
+            staleness = (round.number - round.sent_in).double()
+            round.log("async/staleness", staleness.mean())
+            round.log("async/max_staleness", staleness.max())
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
         run.lightning.publish(round.metrics)

@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.arguments import check_number
+from lfl.events import Arrivals, EventQueue
 from lfl.randomness import derive_seed
 from lfl.system import Speeds, System
 
@@ -20,14 +21,43 @@ class Participation(ABC):
 
     Attributes:
         system: the trainer's simulated system, for choices that depend on how fast clients are.
+        has_data: which clients have training examples [N] (bool); None where that is not known, and all may have.
+        is_late: whether clients may report in another round than the one in which they were sent the model.
     """
 
     system: System | None = None
+    has_data: Tensor | None = None
+    is_late: bool = False
 
     def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
         """Ids of the clients that are sent the model: the participants ``chosen``, unless some are not waited for."""
         del round_number, num_clients, seed
         return chosen
+
+    def sent_in(self, clients: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor | None:
+        """The rounds in which participants ``clients`` [M] were sent the model [M] (int64); None for this one."""
+        del clients, round_number, num_clients, seed
+        return None
+
+    def awaited(self, round_number: int, num_clients: int, seed: int) -> list[int]:
+        """The rounds of whose model clients are still at work when a round ends, where they may be late."""
+        del round_number, num_clients, seed
+        return []
+
+    def seconds(
+        self, clients: Tensor, bits: Tensor, round_number: int, num_clients: int, seed: int
+    ) -> dict[str, float]:
+        """Simulated seconds of a round, by name: those of the system, which waits for all participants.
+
+        Args:
+            clients: ids of the participants [M].
+            bits: bits that each of them sent [M], float64.
+            round_number: counted from 1.
+            num_clients: N.
+            seed: seed of the run.
+        """
+        del num_clients
+        return {} if self.system is None else self.system.round_seconds(clients, bits, round_number, seed)
 
     @abstractmethod
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
@@ -298,3 +328,106 @@ class FixedParticipation(Participation):
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         return torch.tensor(sorted(self.schedule[(round_number - 1) % len(self.schedule)]))
+
+
+class AsynchronousParticipation(Participation):
+    """Clients that nobody waits for: a round is a step of the server, along the next updates that arrive.
+
+    FedAsync (Xie et al., 2019) with a buffer of 1, FedBuff (Nguyen et al., AISTATS 2022) with a larger one; what late
+    updates count is the aggregator's, ``lfl.aggregation.FedAsync`` or ``FedBuff``. ``lfl.events.EventQueue`` has the
+    rules: who is sent the model when, and in which order what happens at one instant. Clients train on what they were
+    sent, of which the server keeps one copy for each round whose model somebody is at work on. Learning rates, amounts
+    of work and random draws are those of the round in which the update arrives.
+
+    Needs a ``trainer.system`` that knows how fast clients are, such as ``lfl.system.ExponentialSpeeds``; speeds that
+    are dynamic are drawn anew whenever a client is sent the model. The events follow from seed and speeds: a run that
+    is resumed goes through them again, some 0.1 ms for each update, and a checkpoint holds the models only.
+
+    Logs ``async/staleness`` and ``async/max_staleness``, the mean and the largest number of steps of the server between
+    what an update started from and what it changes; ``sim/time`` is when the last update of a round arrives.
+
+    Args:
+        concurrency: number of clients at work at the same time.
+        buffer: number of updates that make a step of the server (K).
+
+    Raises:
+        ValueError: ``buffer`` is larger than ``concurrency``.
+    """
+
+    is_late = True
+
+    def __init__(self, concurrency: PositiveInt = 10, buffer: PositiveInt = 1) -> None:
+        check_number("AsynchronousParticipation", "concurrency", concurrency, least=1, whole=True)
+        check_number("AsynchronousParticipation", "buffer", buffer, least=1, whole=True)
+        if buffer > concurrency:
+            raise ValueError(
+                f"`buffer={buffer}` of AsynchronousParticipation must be at most `concurrency={concurrency}`: more "
+                "updates than there are clients at work cannot be waited for."
+            )
+        self.concurrency = concurrency
+        self.buffer = buffer
+        self._queue: EventQueue | None = None
+
+    @override
+    def check(self, num_clients: int) -> None:
+        if not isinstance(self.system, Speeds):
+            raise ValueError(
+                "AsynchronousParticipation takes updates in the order in which they arrive: it needs a "
+                "`trainer.system` that knows the clients' speeds, such as `lfl.system.ExponentialSpeeds`."
+            )
+        able = len(self._able(num_clients))
+        if self.concurrency > able:
+            raise ValueError(
+                f"`concurrency={self.concurrency}` of AsynchronousParticipation, but {able} of the {num_clients} "
+                "clients have training examples. Lower it, or raise `data.num_clients`."
+            )
+        self._queue = None  # system and data may be others than those of an earlier run
+
+    @override
+    def count(self, num_clients: int) -> int:
+        return self.buffer
+
+    @override
+    def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
+        return self._arrivals(round_number, num_clients, seed).clients
+
+    @override
+    def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
+        return self._arrivals(round_number, num_clients, seed).invited
+
+    @override
+    def sent_in(self, clients: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
+        arrivals = self._arrivals(round_number, num_clients, seed)
+        return arrivals.sent_in[torch.searchsorted(arrivals.clients, clients)]
+
+    @override
+    def awaited(self, round_number: int, num_clients: int, seed: int) -> list[int]:
+        return self._arrivals(round_number, num_clients, seed).awaited
+
+    @override
+    def seconds(
+        self, clients: Tensor, bits: Tensor, round_number: int, num_clients: int, seed: int
+    ) -> dict[str, float]:
+        return {"time": self._arrivals(round_number, num_clients, seed).seconds}
+
+    def _able(self, num_clients: int) -> Tensor:
+        """Ids of the clients that can be sent the model: those without examples have nothing to train on."""
+        return torch.arange(num_clients) if self.has_data is None else self.has_data.nonzero().squeeze(1)
+
+    def _arrivals(self, round_number: int, num_clients: int, seed: int) -> Arrivals:
+        """The events of a round, a function of (seed, round); the last ones are kept, as rounds come in order."""
+        key = (num_clients, seed)
+        if self._queue is None or self._key != key or round_number < self._queue.round:
+            system = self.system
+            assert isinstance(system, Speeds)
+            self._key = key
+            self._queue = EventQueue(
+                self._able(num_clients),
+                self.concurrency,
+                self.buffer,
+                lambda ids, dispatch: system.dispatch_seconds(ids, dispatch, seed),
+                seed,
+            )
+        while self._queue.round < round_number:
+            self._last = self._queue.next_round()
+        return self._last

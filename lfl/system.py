@@ -51,6 +51,14 @@ class Speeds(System):
     def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
         """Seconds T_i that each client [M] computes in a round, float64 [M]; functions of (seed, round, client)."""
 
+    def dispatch_seconds(self, clients: Tensor, dispatch: int, seed: int) -> Tensor:
+        """Seconds ``T_i + C`` from when clients [M] are sent the model until their updates arrive, float64 [M].
+
+        For clients that are not waited for. What is drawn anew in every round is drawn anew whenever a client is sent
+        the model: ``dispatch`` is k for the k-th time.
+        """
+        return self.compute_seconds(clients, dispatch, seed) + self.communication
+
     @override
     def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:
         slowest = float(self.compute_seconds(clients, round_number, seed).max())
