@@ -116,7 +116,7 @@ class EventQueue:
         ranks = draws.choice(idle, count, replace=False, shuffle=False)
         # The rank-th idle client has as many busy ones before it as have at most that many idle ones before them.
         busy = np.sort(np.fromiter(self._busy, dtype=np.int64, count=len(self._busy)))
-        drawn = np.sort(ranks + np.searchsorted(busy - np.arange(len(busy)), ranks, side="right")).tolist()
+        drawn: list[int] = np.sort(ranks + np.searchsorted(busy - np.arange(len(busy)), ranks, side="right")).tolist()
         for client, seconds in zip(drawn, self._durations(drawn), strict=True):
             heapq.heappush(self._flights, _Flight(self.now + seconds, self._started, client, self.round))
             self._started += 1

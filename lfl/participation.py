@@ -341,7 +341,7 @@ class AsynchronousParticipation(Participation):
 
     Needs a ``trainer.system`` that knows how fast clients are, such as ``lfl.system.ExponentialSpeeds``; speeds that
     are dynamic are drawn anew whenever a client is sent the model. The events follow from seed and speeds: a run that
-    is resumed goes through them again, some 0.1 ms for each update, and a checkpoint holds the models only.
+    is resumed goes through them again, less than a millisecond for each update, and a checkpoint holds the models only.
 
     Logs ``async/staleness`` and ``async/max_staleness``, the mean and the largest number of steps of the server between
     what an update started from and what it changes; ``sim/time`` is when the last update of a round arrives.
@@ -367,6 +367,8 @@ class AsynchronousParticipation(Participation):
         self.concurrency = concurrency
         self.buffer = buffer
         self._queue: EventQueue | None = None
+        self._of: tuple[int, int] | None = None  # the number of clients and the seed that the queue is for
+        self._last: Arrivals | None = None  # of its last round
 
     @override
     def check(self, num_clients: int) -> None:
@@ -385,7 +387,7 @@ class AsynchronousParticipation(Participation):
 
     @override
     def count(self, num_clients: int) -> int:
-        return self.buffer
+        return int(self.buffer)
 
     @override
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
@@ -416,11 +418,10 @@ class AsynchronousParticipation(Participation):
 
     def _arrivals(self, round_number: int, num_clients: int, seed: int) -> Arrivals:
         """The events of a round, a function of (seed, round); the last ones are kept, as rounds come in order."""
-        key = (num_clients, seed)
-        if self._queue is None or self._key != key or round_number < self._queue.round:
+        if self._queue is None or self._of != (num_clients, seed) or round_number < self._queue.round:
             system = self.system
             assert isinstance(system, Speeds)
-            self._key = key
+            self._of = (num_clients, seed)
             self._queue = EventQueue(
                 self._able(num_clients),
                 self.concurrency,
@@ -430,4 +431,5 @@ class AsynchronousParticipation(Participation):
             )
         while self._queue.round < round_number:
             self._last = self._queue.next_round()
+        assert self._last is not None
         return self._last

@@ -57,7 +57,8 @@ class Speeds(System):
         For clients that are not waited for. What is drawn anew in every round is drawn anew whenever a client is sent
         the model: ``dispatch`` is k for the k-th time.
         """
-        return self.compute_seconds(clients, dispatch, seed) + self.communication
+        seconds: Tensor = self.compute_seconds(clients, dispatch, seed) + self.communication
+        return seconds
 
     @override
     def round_seconds(self, clients: Tensor, bits: Tensor, round_number: int, seed: int) -> dict[str, float]:

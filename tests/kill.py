@@ -88,6 +88,15 @@ METHODS: dict[str, list[str]] = {
         "--trainer.system=lfl.system.ExponentialSpeeds",
         '--trainer.local_phases=[{"parameters": ["*.head.*"], "epochs": 2}, {"parameters": ["*.features.*"]}]',
     ],
+    "FedBuff-SCAFFOLD": [
+        "--trainer.callbacks+=lfl.callbacks.Scaffold",
+        "--trainer.participation=lfl.participation.AsynchronousParticipation",
+        "--trainer.participation.concurrency=8",
+        "--trainer.participation.buffer=3",
+        "--trainer.system=lfl.system.ExponentialSpeeds",
+        "--trainer.system.dynamic=true",
+        "--trainer.aggregator=lfl.aggregation.FedBuff",
+    ],
 }
 ENGINES = ("sequential", "vectorized")
 STATES = ("host", "memmap")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from worlds import Rounds, ragged_data, train
 
 from lfl.participation import (
+    AsynchronousParticipation,
     DoublingParticipation,
     FixedParticipation,
     FullParticipation,
@@ -137,6 +138,30 @@ def test_a_varying_number_is_uniform_between_its_bounds(tmp_path: Path) -> None:
     train([rounds_of], tmp_path, participation=VaryingParticipation(2), max_rounds=3)
     expected = [len(VaryingParticipation(2).select(number, 8, 0)) for number in (1, 2, 3)]
     assert [round.num_reported for round in rounds_of.kept] == expected
+
+
+def test_events_are_a_function_of_the_round() -> None:
+    """Asked for in any order, and of other objects, they are the same."""
+
+    def of(rounds: list[int], seed: int = 3) -> dict[int, list[list[int]]]:
+        participation, found = AsynchronousParticipation(6, 2), {}
+        participation.system = ExponentialSpeeds(dynamic=True, communication=0.5)
+        participation.has_data = torch.arange(20) != 7
+        for number in rounds:
+            clients = participation.select(number, 20, seed)
+            invited = participation.invited(clients, number, 20, seed)
+            sent_in = participation.sent_in(clients, number, 20, seed)
+            (seconds,) = participation.seconds(clients, torch.zeros(2), number, 20, seed).values()
+            awaited = participation.awaited(number, 20, seed)
+            found[number] = [clients.tolist(), invited.tolist(), sent_in.tolist(), [seconds], awaited]
+        return found
+
+    forward = of([1, 2, 3, 4, 5])
+    assert forward == of([4, 1, 5, 3, 2])
+    assert forward != of([1, 2, 3, 4, 5], seed=4)
+    assert not any(7 in clients + invited for clients, invited, *_ in forward.values())
+    assert min(row[3][0] for row in forward.values()) >= 0
+    assert AsynchronousParticipation(6, 2).count(20) == 2
 
 
 def test_bounds_that_cannot_be() -> None:

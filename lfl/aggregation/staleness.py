@@ -67,7 +67,9 @@ class HingeStaleness(Staleness):
 
     @override
     def factors(self, staleness: Tensor) -> Tensor:
-        return 1 / (self.a * (staleness.double() - self.b).clamp(min=0) + 1)
+        beyond: Tensor = (staleness.double() - self.b).clamp(min=0)
+        factors: Tensor = 1 / (self.a * beyond + 1)
+        return factors
 
 
 class FedBuff(Aggregator):
@@ -138,7 +140,8 @@ class FedAsync(Aggregator):
         rates = self.alpha * self.staleness.factors(staleness)
         # Where nobody is late, `start` is x.
         moved = rows + (start - server) if bool(staleness.any()) else rows
-        return moved * rates.to(rows)[:, None]
+        mixed: Tensor = moved * rates.to(rows)[:, None]
+        return mixed
 
     @override
     def add(self, rows: Tensor, weights: Tensor) -> None:
