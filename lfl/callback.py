@@ -338,7 +338,7 @@ def check_late(participation: Participation, stack: list[FederatedCallback]) -> 
         if callback.synchronous or overrides(callback, "coordinates"):
             raise ValueError(
                 f"{type(callback).__name__} and {type(participation).__name__} have no meaning together: what "
-                f"{type(callback).__name__} does in a round needs all its clients to start from the same x, and here "
+                f"{type(callback).__name__} does in a round needs all its clients to have been sent the same, and here "
                 "they may be late. Use another participation."
             )
 

@@ -119,8 +119,7 @@ METHODS: dict[str, Stack] = {
     "lg-fedavg": lambda: [PersonalParameters(["*.head.*"]), ClientEvaluation(every_n_rounds=1)],
     "flanp": list,
     "fedasync": list,
-    "fedbuff+scaffold": lambda: [Scaffold()],
-    "fedbuff+fedrep": lambda: [PersonalParameters(["*.head.*"]), TopK(0.1)],
+    "fedbuff+fedrep+scaffold": lambda: [PersonalParameters(["*.head.*"]), Scaffold()],
     "fedrep+flss": lambda: [PersonalParameters(["*.head.*"]), FLSS(1, 2, 2, scope="layer")],
     "fedmrur-n+flss": lambda: [
         SharpnessAware(0.05),
@@ -171,7 +170,6 @@ _DOUBLING = {
     "system": ExponentialSpeeds(dynamic=True, communication=0.1),
 }
 _LATE = ExponentialSpeeds(means=[1.0, 9.0], dynamic=True, communication=0.1)
-_BUFFERED = {"participation": AsynchronousParticipation(5, 3), "system": _LATE, "aggregator": FedBuff()}
 OPTIONS: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"participation": PoissonParticipation(0.5)},
     "fedmrur": {"aggregator": NormalizedReaggregation()},
@@ -183,8 +181,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "flanp": _DOUBLING,
     "fedadam": {"server_optimizer": lambda params: FedAdam(params, lr=0.1, tau=0.1)},
     "fedasync": {"participation": AsynchronousParticipation(4), "system": _LATE, "aggregator": FedAsync()},
-    "fedbuff+fedrep": {**_BUFFERED, "local_phases": _HEAD_THEN_BODY},
-    "fedbuff+scaffold": _BUFFERED,
+    "fedbuff+fedrep+scaffold": {
+        "local_phases": _HEAD_THEN_BODY,
+        "participation": AsynchronousParticipation(5, 3),
+        "system": _LATE,
+        "aggregator": FedBuff(),
+    },
     "fedexp": {"aggregator": FedExP()},
     "fedprox+fednova": {"local_phases": [LocalPhase(epochs=3, min_epochs=1, stragglers=0.7)]},
     "geometric-median": {"aggregator": GeometricMedian()},

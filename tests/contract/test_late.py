@@ -298,7 +298,9 @@ def fit(folder: Path, callbacks: list[Any] | None = None, **options: Any) -> Fed
 )
 def test_methods_that_need_rounds_are_refused(callback: FederatedCallback, tmp_path: Path) -> None:
     name = type(callback).__name__
-    with pytest.raises(ValueError, match=f"^{name} and AsynchronousParticipation have no meaning together: .* same x"):
+    with pytest.raises(
+        ValueError, match=f"^{name} and AsynchronousParticipation have no meaning together: .* sent the same"
+    ):
         fit(tmp_path, [callback])
 
 
