@@ -377,10 +377,8 @@ class FederatedLoop:
             for name, seconds in passed.items():
                 progress.simulated_seconds[name] = progress.simulated_seconds.get(name, 0.0) + seconds
                 round.log(f"sim/{name}", progress.simulated_seconds[name])
-        if round.sent_in is not None and len(round.clients):
-            staleness = (round.number - round.sent_in).double()
-            round.log("async/staleness", staleness.mean())
-            round.log("async/max_staleness", staleness.max())
+        for name, value in run.participation.metrics(round.number, run.num_clients, run.seed).items():
+            round.log(name, value)
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
         run.lightning.publish(round.metrics)

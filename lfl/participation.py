@@ -59,6 +59,11 @@ class Participation(ABC):
         del num_clients
         return {} if self.system is None else self.system.round_seconds(clients, bits, round_number, seed)
 
+    def metrics(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:
+        """Numbers of a round that are logged, by name."""
+        del round_number, num_clients, seed
+        return {}
+
     @abstractmethod
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:
         """Ids of the participants, ascending and distinct (int64, CPU)."""
@@ -411,6 +416,11 @@ class AsynchronousParticipation(Participation):
         self, clients: Tensor, bits: Tensor, round_number: int, num_clients: int, seed: int
     ) -> dict[str, float]:
         return {"time": self._arrivals(round_number, num_clients, seed).seconds}
+
+    @override
+    def metrics(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:
+        staleness = (round_number - self._arrivals(round_number, num_clients, seed).sent_in).double()
+        return {"async/staleness": float(staleness.mean()), "async/max_staleness": float(staleness.max())}
 
     def _able(self, num_clients: int) -> Tensor:
         """Ids of the clients that can be sent the model: those without examples have nothing to train on."""
