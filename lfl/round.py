@@ -284,6 +284,8 @@ class Cohort:
     @property
     def staleness(self) -> Tensor:
         """Steps that the server has taken since each client was sent what it trains on [C] (int64, on the CPU)."""
+        if self.round.sent_in is None:
+            return torch.zeros_like(self.ids)
         return self.round.number - self.round.sent_to(self.ids)
 
     @property
