@@ -15,12 +15,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lfl.aggregation import Server
 from lfl.aggregation.aggregator import check_adds_up
-from lfl.callback import FederatedCallback, check_stack, overrides, settle_weighting
+from lfl.callback import FederatedCallback, check_late, check_stack, overrides, settle_weighting
 from lfl.client.evaluation import Evaluator
 from lfl.client.model import ClientModel
 from lfl.client.module_state import ModuleState
 from lfl.client.rates import LearningRates
-from lfl.comm import Ledger, dense_bits
+from lfl.comm import Ledger, Outbox, dense_bits
 from lfl.data.base import FederatedData
 from lfl.data.datamodule import FederatedDataModule
 from lfl.data.stores import limited
@@ -109,6 +109,9 @@ class RunBuilder:
         # `names_of` is None for a phase that trains all parameters.
         has_frozen_phases = any(model.names_of(phase.parameters) is not None for phase in settings.work.phases)
         check_stack(self._callbacks, model.layout, has_frozen_phases)
+        if settings.participation.is_late:
+            check_late(settings.participation, self._callbacks)
+            self._refuse_averaged_buffers()
         settle_weighting(settings.aggregator, self._callbacks)
         _warn_of_dataloaders(model.module, self._data)
         ignored = [hook for hook in _UNCALLED_HOOKS if is_overridden(hook, model.module)]
@@ -116,6 +119,16 @@ class RunBuilder:
             rank_zero_warn(
                 f"{type(model.module).__name__} overrides {', '.join(ignored)}, which lfl does not call: local steps "
                 "are taken for many clients at once."
+            )
+
+    def _refuse_averaged_buffers(self) -> None:
+        """Raise ValueError if the model's buffers would be moved by what late clients have moved."""
+        policy, model = self._settings.buffer_policy, self._model
+        if policy == "average" and (model.flat_buffers().numel() or model.counters):
+            raise ValueError(
+                f"`trainer.buffers=average` and {type(self._settings.participation).__name__} have no meaning "
+                "together: the server's statistics (BatchNorm's) would swing ever further by movements that are late. "
+                "Use GroupNorm, or `trainer.buffers=client`, or `server`."
             )
 
     def _workload(self) -> Workload:
@@ -273,6 +286,7 @@ class RunBuilder:
             server=self.server,
             store=self._store(folder),
             ledger=Ledger(self._num_clients),
+            outbox=Outbox(self._processes.device),
             rates=self.rates,
             processes=self._processes,
             evaluator=self.evaluator,

@@ -22,6 +22,7 @@ from lfl.client.layout import ParameterLayout
 from lfl.client.step import ClientStep, LocalStep
 from lfl.comm import Message, Payload
 from lfl.federation import Federation
+from lfl.participation import Participation
 from lfl.round import Cohort, Round
 from lfl.subspace.base import Basis
 
@@ -89,6 +90,10 @@ class FederatedCallback(Callback):
 
     whole_model: bool = False
     """Whether all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
+
+    synchronous: bool = False
+    """Whether all clients of a round must have been sent its own message: then a participation whose clients may be
+    late is refused beside it. Coordinates need that in any case, as they are those of the round's basis."""
 
     batches_per_step: int = 1
     """How many independent batches a local step has: ``step.other(1)`` is the same step on the second of them."""
@@ -198,7 +203,7 @@ class FederatedCallback(Callback):
 _HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
 _ATTRIBUTES = {
     *("batches_per_step", "linear", "features", "global_features", "frozen_rows", "is_unique", "observes"),
-    *("sends_more", "weighting", "whole_model"),
+    *("sends_more", "synchronous", "weighting", "whole_model"),
 }
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
 _DISPATCHED = _HOOKS - _LIGHTNING_HOOKS - {"check", "check_stack", "on_run_start", "decode", "ends_encoding"}
@@ -321,6 +326,21 @@ def settle_weighting(aggregator: Aggregator, stack: list[FederatedCallback]) -> 
             f"stated for `{other.weighting}`, which `auto` takes: its state then follows another mean than the update."
         )
     aggregator.settle(stated)
+
+
+def check_late(participation: Participation, stack: list[FederatedCallback]) -> None:
+    """Refuse callbacks that need clients of one round, beside a participation whose clients may be late.
+
+    Raises:
+        ValueError: the stack has one; names it and the participation.
+    """
+    for callback in stack:
+        if callback.synchronous or overrides(callback, "coordinates"):
+            raise ValueError(
+                f"{type(callback).__name__} and {type(participation).__name__} have no meaning together: what "
+                f"{type(callback).__name__} does in a round needs all its clients to have been sent the same, and here "
+                "they may be late. Use another participation."
+            )
 
 
 def check_stack(stack: list[FederatedCallback], layout: ParameterLayout, has_frozen_phases: bool) -> None:

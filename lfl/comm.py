@@ -106,6 +106,73 @@ class Message:
             raise ValueError(f"Two callbacks send a payload named {name!r}; names must be unique.")
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What the clients of a round were sent, and what they derive from it.
+
+    Attributes:
+        server: x [D].
+        contents: the contents of the round's message, by name.
+    """
+
+    server: Tensor
+    contents: Mapping[str, Tensor]
+
+
+class Outbox:
+    """What clients that are still at work were sent, by the round in which it was; one copy for all of a round.
+
+    Args:
+        device: of the tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sent: dict[int, Sent] = {}
+
+    def of(self, rounds: Tensor | None) -> dict[int, Sent]:
+        """What was sent in those of ``rounds`` [M] that are over, by round; nothing for None."""
+        wanted = set() if rounds is None else set(rounds.tolist())
+        return {number: sent for number, sent in self._sent.items() if number in wanted}
+
+    def keep(self, round_number: int, sent: Sent, awaited: list[int]) -> None:
+        """Keep what is sent in a round if clients are at work on it after the round; forget what nobody is at work on.
+
+        Args:
+            round_number: of the round.
+            sent: what its clients are sent.
+            awaited: the rounds of whose model clients are at work when this one has ended.
+        """
+        if round_number in awaited:
+            # Copies: what is sent may be state that changes in place when the round ends.
+            contents = {name: value.clone() for name, value in sent.contents.items()}
+            self._sent[round_number] = Sent(sent.server.clone(), contents)
+        self._sent = {number: kept for number, kept in self._sent.items() if number in awaited}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was sent in each round, on the CPU, for a checkpoint."""
+        return {
+            "rounds": [
+                {
+                    "number": number,
+                    "server": sent.server.cpu(),
+                    "contents": {name: value.cpu() for name, value in sent.contents.items()},
+                }
+                for number, sent in self._sent.items()
+            ]
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self._sent = {
+            saved["number"]: Sent(
+                saved["server"].to(self._device),
+                {name: value.to(self._device) for name, value in saved["contents"].items()},
+            )
+            for saved in state["rounds"]
+        }
+
+
 class Ledger:
     """Counts the bits that cross the wire, per direction and payload, and knows when each client last took part.
 

@@ -17,7 +17,7 @@ from lfl.client.layout import ParameterLayout
 from lfl.client.model import ClientModel
 from lfl.client.rates import LearningRates
 from lfl.client.work import LocalPhase, LocalWork
-from lfl.comm import Ledger
+from lfl.comm import Ledger, Outbox
 from lfl.data.base import FederatedData
 from lfl.participation import Participation
 from lfl.processes.group import Processes
@@ -56,6 +56,7 @@ class Federation(ABC):
         server: x [D], its optimizer and the model's buffers.
         store: rows that belong to clients, in named slots.
         ledger: counts what crosses the wire.
+        outbox: what clients that are still at work were sent in earlier rounds.
         rates: the learning rates of the round.
         processes: the processes among which the clients are divided.
         evaluator: runs the module's validation, test and prediction steps.
@@ -75,6 +76,7 @@ class Federation(ABC):
     server: Server
     store: ClientStore
     ledger: Ledger
+    outbox: Outbox
     rates: LearningRates
     processes: Processes
     evaluator: Evaluator

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lfl import hooks
 from lfl.callback import FederatedCallback, overrides
-from lfl.comm import Payload
+from lfl.comm import Payload, Sent
 from lfl.hooks import NonFiniteUpdateError
 from lfl.processes.sums import ProcessSums
 from lfl.round import Cohort, Round, add_to
@@ -129,6 +129,7 @@ class FederatedLoop:
                 f"Nobody has answered in round {number} ({len(late)} late, {len(dropped)} dropped out): the server's "
                 "model stays as it is."
             )
+        round.sent_in = run.participation.sent_in(clients, number, run.num_clients, run.seed)
         run.display.round_started(number, len(round.local_clients))
         for callback in self._hooks["on_round_start"]:
             callback.on_round_start(round)
@@ -157,7 +158,10 @@ class FederatedLoop:
         return clients[run.training.deal(work, processes.count) == processes.rank]
 
     def _download(self, round: Round) -> None:
-        """Make the message to the clients of a round, and count what it costs to send."""
+        """Make the message to the clients of a round, and count what it costs to send.
+
+        Clients that are late train on an earlier one, which has been kept for them.
+        """
         run = self.run
         message = round.message
         run.ledger.start_round()
@@ -167,6 +171,9 @@ class FederatedLoop:
         for callback in self._hooks["on_download"]:
             callback.on_download(message)
         run.ledger.download(message, round.invited, round.number)
+        round.earlier = run.outbox.of(round.sent_in)
+        awaited = run.participation.awaited(round.number, run.num_clients, run.seed)
+        run.outbox.keep(round.number, Sent(round.server, message.contents), awaited)
 
     def _load_buffers(self, cohort: Cohort) -> None:
         if self.run.buffer_policy == "client":
@@ -228,6 +235,7 @@ class FederatedLoop:
             rows = hooks.decode(callback, round, rows, self._widths[callback])
         self._widths[None] = rows.shape[1]
         hooks.check_sent(self._hooks["on_cohort_end"] + codecs, cohort, rows)
+        rows = run.aggregator.on_arrival(rows, cohort.staleness, cohort.start, round.server)
         weights = run.aggregator.weights(cohort.num_examples)
         run.aggregator.add_clients(rows, weights, cohort.places, len(round.clients))
         sent = payload.bits_per_client()
@@ -379,6 +387,8 @@ class FederatedLoop:
         for name, value in run.ledger.metrics().items():
             round.log(name, value)
         self._advance_clock(round)
+        for name, value in run.participation.metrics(round.number, run.num_clients, run.seed).items():
+            round.log(name, value)
         for callback in self._hooks["on_round_end"]:
             callback.on_round_end(round)
         run.lightning.publish(round.metrics)
@@ -393,10 +403,12 @@ class FederatedLoop:
             round.log("clients_dropped", float(len(round.dropped)))
         if not len(round.clients) + round.num_lost:
             return
-        sent = round.totals.uplink_bits
-        sent = torch.zeros(len(round.clients), dtype=torch.float64) if sent is None else sent.cpu()
-        received = run.ledger.received_bits[torch.searchsorted(round.invited, round.clients)].double()
-        seconds = run.system.round_seconds(round.clients, sent, round.number, run.seed, received, round.num_lost)
+        seconds = run.participation.seconds(round.number, run.num_clients, run.seed)
+        if seconds is None:
+            sent = round.totals.uplink_bits
+            sent = torch.zeros(len(round.clients), dtype=torch.float64) if sent is None else sent.cpu()
+            received = run.ledger.received_bits[torch.searchsorted(round.invited, round.clients)].double()
+            seconds = run.system.round_seconds(round.clients, sent, round.number, run.seed, received, round.num_lost)
         total = run.progress.simulated_seconds
         for name, value in seconds.items():
             total[name] = total.get(name, 0.0) + value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer
 from lfl.client.recorder import LoggedSum
-from lfl.comm import Message
+from lfl.comm import Message, Sent
 from lfl.processes.sums import ProcessSums
 from lfl.subspace.base import Basis
 
@@ -108,8 +109,10 @@ class Round:
         invited: ids of the clients that are sent the model, ascending: the participants, those that the server does
             not wait for, and those that it waits for in vain (``late``, ``dropped``).
         local_clients: ids of the participants that this process trains.
-        server: x before the round [D].
-        message: what the clients are sent.
+        server: x before the round [D]. What clients started from may be older: ``cohort.start``.
+        message: what the clients ``invited`` are sent.
+        sent_in: the rounds in which the participants were sent what they train on [M]; None for this one.
+        earlier: what was sent in those of these rounds that are over.
         basis: the basis of the local coordinates; None where clients train parameters.
         update: the aggregate [D], from ``on_aggregate`` on. It points where the clients moved, against the gradient:
             x+ = x + server_lr * update.
@@ -129,6 +132,8 @@ class Round:
     local_clients: Tensor
     invited: Tensor
     message: Message = field(default_factory=Message)
+    sent_in: Tensor | None = None
+    earlier: Mapping[int, Sent] = field(default_factory=dict)
     basis: Basis | None = None
     update: Tensor | None = None
     update_coordinates: Tensor | None = None
@@ -169,6 +174,16 @@ class Round:
     def num_lost(self) -> int:
         """Clients that were chosen and did not answer: late or dropped."""
         return len(self.late) + len(self.dropped)
+
+    def sent_to(self, clients: Tensor) -> Tensor:
+        """The rounds in which participants ``clients`` [C] were sent what they train on [C]."""
+        if self.sent_in is None:
+            return torch.full_like(clients, self.number)
+        return self.sent_in[torch.searchsorted(self.clients, clients)]
+
+    def sent(self, number: int) -> Sent:
+        """What was sent in a round: in this one, or in one of those that participants have from ``earlier``."""
+        return Sent(self.server, self.message.contents) if number == self.number else self.earlier[number]
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Log a number of this round; a tensor on a device is read only when the round is written."""
@@ -234,8 +249,8 @@ class Cohort:
         model: the one model of all clients.
         rows: per-client tensors [C, ...] that callbacks keep while the cohort is trained.
         loss_rows: per-client tensors [C, ...] that ``client_loss`` sees as ``client.rows``.
-        origin: the starting points, for ``wrap_gradient``: rows [C, D] of x, or of the clients' own models where they
-            have such; zeros [C, R] for callbacks behind the one that owns the coordinates.
+        origin: the starting points, for ``wrap_gradient``: rows [C, D] of ``start``, or of the clients' own models
+            where they have such; zeros [C, R] for callbacks behind the one that owns the coordinates.
         rate_factor: multiplies the local learning rates; ``on_cohort_start`` may change it.
         active: number A of clients that took the last step; they are the first A rows.
         step: number of the last local step, from 0 in every phase.
@@ -280,9 +295,53 @@ class Cohort:
         return torch.searchsorted(self.round.clients, self.ids)
 
     @property
+    def staleness(self) -> Tensor:
+        """Steps that the server has taken since each client was sent what it trains on [C] (int64, on the CPU)."""
+        if self.round.sent_in is None:
+            return torch.zeros_like(self.ids)
+        return self.round.number - self.round.sent_to(self.ids)
+
+    @property
     def received(self) -> Mapping[str, Tensor]:
-        """All that clients know of the server, by name: what was sent, and what both sides compute alike."""
-        return self.round.message.contents
+        """All that clients know of the server, by name: what was sent, and what both sides compute alike.
+
+        Clients that were sent different messages are in one cohort only where the model is all that was sent, and no
+        term of the loss reads it; then it is rows [C, n].
+        """
+        first, *others = self._sent
+        if not others:
+            return first.contents
+        rows = dict(zip(self._sent_numbers, self._sent, strict=True))
+        sent = [rows[number].contents for number in self.round.sent_to(self.ids).tolist()]
+        return {name: torch.stack([contents[name] for contents in sent]) for name in first.contents}
+
+    @cached_property
+    def start(self) -> Tensor:
+        """What the clients were sent of x, rows [C, D]; not to be written into, since equal rows share memory."""
+        first, *others = self._sent
+        if not others:
+            return first.server.expand(len(self), -1)
+        servers = torch.stack([sent.server for sent in self._sent])
+        which = torch.searchsorted(torch.tensor(self._sent_numbers), self.round.sent_to(self.ids))
+        return servers[which.to(servers.device)]
+
+    @cached_property
+    def anchor(self) -> Tensor:
+        """What all clients of a cohort whose loss has terms were sent of x [D]; see ``received``."""
+        return self.start[0]
+
+    @property
+    def _sent_numbers(self) -> list[int]:
+        """The rounds in which the clients were sent what they train on, ascending."""
+        numbers: list[int] = self.round.sent_to(self.ids).unique().tolist()
+        return numbers
+
+    @property
+    def _sent(self) -> list[Sent]:
+        """What was sent in those rounds."""
+        if self.round.sent_in is None:
+            return [self.round.sent(self.round.number)]
+        return [self.round.sent(number) for number in self._sent_numbers]
 
     @property
     def params(self) -> Tensor:
@@ -292,8 +351,8 @@ class Cohort:
 
     @property
     def delta(self) -> Tensor:
-        """The clients' updates, trained minus sent: parameters minus x [C, D], or coordinates z [C, R] (from zero)."""
-        return self.values - self.round.server if self.round.basis is None else self.values
+        """The clients' updates, trained minus sent: parameters minus ``start`` [C, D], or coordinates z [C, R]."""
+        return self.values - self.start if self.round.basis is None else self.values
 
     def step_scale(self, pull: float = 0.0) -> Tensor:
         """Sum of each client's step lengths [C, 1]: ``delta = -step_scale() * (weighted) mean gradient``.
@@ -334,6 +393,8 @@ class Cohort:
         """Keep only the clients where ``mask`` [C] (bool, on the CPU) is true, in every tensor of this cohort."""
         on_device = mask.to(self.values.device)
         self.ids = self.ids[mask]
+        for name in ("start", "anchor"):
+            self.__dict__.pop(name, None)  # what is cached is of those who were there
         self.num_examples = self.num_examples[mask]
         self.num_steps = self.num_steps[mask]
         # The optimizers' own rows are left as they are: all steps have been taken.

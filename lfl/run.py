@@ -208,6 +208,7 @@ class Run(Federation):
             "observers": _Observers(self.callbacks),
             "lightning": self.lightning,
             "ledger": self.ledger,
+            "outbox": self.outbox,
             "learning_rates": self.rates,
             "summary": self.summary,
             "loggers": _Loggers(self.loggers),

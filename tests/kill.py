@@ -98,6 +98,15 @@ METHODS: dict[str, list[str]] = {
         "--trainer.system.deadline=1.5",
         "--trainer.system.dropout=0.2",
     ],
+    "FedBuff-SCAFFOLD": [
+        "--trainer.callbacks+=lfl.callbacks.Scaffold",
+        "--trainer.participation=lfl.participation.AsynchronousParticipation",
+        "--trainer.participation.concurrency=8",
+        "--trainer.participation.buffer=3",
+        "--trainer.system=lfl.system.ExponentialSpeeds",
+        "--trainer.system.dynamic=true",
+        "--trainer.aggregator=lfl.aggregation.FedBuff",
+    ],
 }
 ENGINES = ("sequential", "vectorized")
 STATES = ("host", "memmap")

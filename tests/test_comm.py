@@ -7,7 +7,7 @@ import torch
 from worlds import mlp, train
 
 from lfl.callbacks import Scaffold
-from lfl.comm import Ledger, Message
+from lfl.comm import Ledger, Message, Outbox, Sent
 
 # MLP 64-12-4: D = 64*12 + 12 + 12*4 + 4 = 832. Rank 0.25 of the rows: 3*64 + 12 + 1*12 + 4 = 220.
 D, R = 832, 220
@@ -21,6 +21,24 @@ def test_totals_add_up_and_are_in_the_csv(tmp_path: Path) -> None:
     assert [row["comm/up_bytes"] for row in rows] == [5 * 2 * D * 4] * 3
     assert rows[-1]["comm/total_up_bytes"] == 3 * 5 * 2 * D * 4
     assert rows[-1]["comm/total_down_bytes"] == sum(row["comm/down_bytes"] for row in rows)
+
+
+def test_what_was_sent_is_kept_as_long_as_somebody_is_at_work_on_it() -> None:
+    """After round 1 somebody is at work on what it sent, after 2 on what 1 and 2 sent, after 3 on that of 1 again."""
+    outbox, x = Outbox(torch.device("cpu")), torch.zeros(2)
+    for number, awaited in ((1, [1]), (2, [1, 2]), (3, [1])):
+        outbox.keep(number, Sent(x, {"model": x, "control": x[:1]}), awaited)
+        assert [saved["number"] for saved in outbox.state_dict()["rounds"]] == awaited
+        x += 1  # in place: what is kept is a copy
+    assert outbox.of(None) == outbox.of(torch.tensor([3])) == {}
+    again = Outbox(torch.device("cpu"))
+    again.load_state_dict(outbox.state_dict())
+    for found in (outbox.of(torch.tensor([4, 1])), again.of(torch.tensor([1]))):
+        assert list(found) == [1]
+        assert found[1].server.tolist() == [0.0, 0.0]
+        assert {name: value.tolist() for name, value in found[1].contents.items()} == {"model": [0, 0], "control": [0]}
+    again.keep(4, Sent(x, {}), [])
+    assert again.state_dict() == {"rounds": []}
 
 
 def test_two_payloads_of_one_name_are_refused() -> None:

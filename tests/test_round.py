@@ -1,6 +1,7 @@
 """What a round adds up, and what a cohort holds."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lfl.client.recorder import LoggedSum
+from lfl.comm import Sent
 from lfl.round import Cohort, CohortPhase, Round, RoundSums
 
 CPU = torch.device("cpu")
@@ -155,6 +157,38 @@ def test_what_clients_know_is_what_the_message_holds() -> None:
     assert cohort.upload_bits == {}
     cohort.upload("rarely", torch.ones(3, 1), bits=torch.tensor([64, 0, 0]))
     assert cohort.upload_bits["rarely"].tolist() == [64, 0, 0]
+
+
+def test_late_clients_know_what_they_were_sent() -> None:
+    """In round 7 clients 5, 1 and 8, of which 1 was sent x now, and the others that of round 4."""
+    cohort = three_clients()
+    x = torch.tensor([1.0, 2.0])
+    assert (cohort.start.tolist(), cohort.anchor.tolist(), cohort.staleness.tolist()) == ([[1, 2]] * 3, [1, 2], [0] * 3)
+    older = torch.tensor([-1.0, 0.0])
+    clients, everyone = torch.tensor([1, 5, 8]), torch.tensor([1, 2, 5, 8])
+    late = Round(7, clients, x, clients, everyone, sent_in=torch.tensor([7, 4, 4]))
+    late.earlier = {4: Sent(older, {"model": older, "control": -x})}
+    late.message.add("model", x)
+    mixed = replace(cohort, round=late)
+    assert mixed.staleness.tolist() == [3, 0, 3]
+    assert mixed.start.tolist() == [[-1.0, 0.0], [1.0, 2.0], [-1.0, 0.0]]
+    assert mixed.delta.tolist() == [[2.0, 2.0], [2.0, 2.0], [6.0, 6.0]]
+    mixed.keep(torch.tensor([False, True, True]))
+    assert mixed.start.tolist() == [[1.0, 2.0], [-1.0, 0.0]]
+    mixed.keep(torch.tensor([False, True]))
+    assert (mixed.start.tolist(), mixed.anchor.tolist()) == ([[-1.0, 0.0]], [-1.0, 0.0])
+    assert mixed.received["control"].tolist() == [-1.0, -2.0]
+
+
+def test_what_mixed_clients_were_sent_of_x_is_rows() -> None:
+    older = torch.tensor([-1.0])
+    clients = torch.tensor([1, 5, 8])
+    late = Round(7, clients, torch.ones(1), clients, clients, sent_in=torch.tensor([7, 4, 4]))
+    late.message.add("model", late.server)
+    late.earlier = {4: Sent(older, {"model": older})}
+    counts = torch.ones(3, dtype=torch.int64)
+    mixed = Cohort(late, torch.tensor([8, 1, 5]), counts, counts, torch.zeros(3, 1), torch.zeros(3, 0))
+    assert mixed.received["model"].tolist() == [[-1.0], [1.0], [-1.0]]
 
 
 def test_sums_over_nobody_are_zero_and_unknown_names_are_said() -> None:

@@ -58,7 +58,8 @@ def test_everything_with_a_state_is_stateful(tmp_path: Path) -> None:
     run = fitted(tmp_path, 1).run
     values = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in NO_STATE}
     kept = {name for name, value in values.items() if hasattr(value, "state_dict")}
-    assert kept == {"progress", "server", "module_state", "ledger", "rates", "summary", "checkpointing", "lightning"}
+    parts = {"progress", "server", "module_state", "ledger", "outbox", "rates", "summary", "checkpointing", "lightning"}
+    assert kept == parts
     assert all(any(values[name] is part for part in run.stateful.values()) for name in kept)
     assert set(run.stateful) == kept - {"rates"} | {"learning_rates", "callbacks", "observers", "loggers"}
     assert set(run.stateful) < set(run.state_dict())

@@ -10,23 +10,37 @@ from lfl.aggregation.median import CoordinateMedian
 from lfl.aggregation.norm_clipping import MedianNormClipping, NormClipping
 from lfl.aggregation.normalized import NormalizedReaggregation
 from lfl.aggregation.server import Server
+from lfl.aggregation.staleness import (
+    ConstantStaleness,
+    FedAsync,
+    FedBuff,
+    HingeStaleness,
+    PolynomialStaleness,
+    Staleness,
+)
 from lfl.aggregation.trimmed_mean import TrimmedMean
 
 __all__ = [
     "Aggregator",
+    "ConstantStaleness",
     "CoordinateMedian",
     "FedAdagrad",
     "FedAdam",
+    "FedAsync",
+    "FedBuff",
     "FedExP",
     "FedYogi",
     "GatheringAggregator",
     "GeometricMedian",
+    "HingeStaleness",
     "Krum",
     "MeanAggregator",
     "MedianNormClipping",
     "NormClipping",
     "NormalizedReaggregation",
+    "PolynomialStaleness",
     "Server",
+    "Staleness",
     "TrimmedMean",
     "Weighting",
 ]

@@ -97,6 +97,18 @@ class Aggregator(ABC):
         """Raise ValueError if a setting does not fit the participants of a round (M); None where M changes."""
         del num_participants
 
+    def on_arrival(self, rows: Tensor, staleness: Tensor, start: Tensor, server: Tensor) -> Tensor:
+        """Return the updates of a cohort as they count for the server now: a new tensor [C, n], or ``rows`` itself.
+
+        Args:
+            rows: updates [C, n]: where the clients moved from what they were sent.
+            staleness: steps that the server has taken since then [C] (int64, on the CPU); 0 for clients of this round.
+            start: what they were sent of x, rows [C, D].
+            server: x now [D].
+        """
+        del staleness, start, server
+        return rows
+
     @abstractmethod
     def add(self, rows: Tensor, weights: Tensor) -> None:
         """Add the updates of a cohort [C, n] with their weights [C] (float64)."""

@@ -88,7 +88,7 @@ class UpdateAttack(Adversary):
             updates = cohort.delta[at]
             attacked = self.attack(cohort, cohort.ids[rows], updates)
             # The others' rows are not touched, so that their bits stay what they are.
-            cohort.values[at] = attacked if cohort.round.basis is not None else cohort.round.server + attacked
+            cohort.values[at] = attacked if cohort.round.basis is not None else cohort.start[at] + attacked
         norms = torch.linalg.vector_norm(cohort.delta, dim=1, dtype=torch.float64)
         weights = mask.to(norms)
         cohort.round.accumulate(f"adversary/{self.name}/norms", torch.stack([weights @ norms, (1 - weights) @ norms]))

@@ -43,6 +43,7 @@ class FedDC(FederatedCallback):
         self.drift = FedDyn(alpha, server_term)
         self.control = Scaffold() if control_term else None
         self.parts: list[FederatedCallback] = [self.drift, *([self.control] if self.control else [])]
+        self.synchronous = self.drift.synchronous
         self.sends_more = any(part.sends_more for part in self.parts)
         self.weighting = next((part.weighting for part in self.parts if part.weighting), None)
 

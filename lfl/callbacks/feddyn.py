@@ -48,6 +48,7 @@ class FedDyn(FederatedCallback):
         self.alpha = alpha
         self.server_term = server_term
         self.weighting = "uniform" if alpha or server_term else None
+        self.synchronous = server_term  # x is the mean of the clients' models, and h: not a sum of late movements
         self.drift = torch.empty(0)  # h
 
     @override

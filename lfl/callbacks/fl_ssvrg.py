@@ -46,6 +46,7 @@ class FLSSVRG(FederatedCallback):
 
     weighting = "uniform"
     whole_model = True
+    synchronous = True  # a client must be there in all rounds of an epoch
     linear = False
 
     def __init__(self, l: float, l_i: float | list[float], epoch_rounds: PositiveInt) -> None:  # noqa: E741

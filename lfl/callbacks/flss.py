@@ -82,6 +82,7 @@ class FLSS(FederatedCallback):
     """
 
     is_unique = True
+    synchronous = True  # P is that of the round
     weighting = "uniform"
 
     def __init__(

@@ -65,7 +65,7 @@ class MOON(FederatedCallback):
         if self.mu:
             seen = self._store.has_rows(_SLOT, cohort.ids).to(cohort.values.device)
             previous = self._store.gather(_SLOT, cohort.ids)
-            cohort.loss_rows[_SLOT] = torch.where(seen[:, None], previous, cohort.round.server)
+            cohort.loss_rows[_SLOT] = torch.where(seen[:, None], previous, cohort.start)
             cohort.loss_rows[_SEEN] = seen.to(previous.dtype)
 
     @override

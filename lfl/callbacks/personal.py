@@ -86,7 +86,7 @@ class PersonalParameters(FederatedCallback):
     def on_cohort_end(self, cohort: Cohort) -> None:
         self._store.scatter(_SLOT, cohort.ids, cohort.values[:, self._personal])
         # As if they had not moved: callbacks behind see no update there, and x keeps the initial personal parameters.
-        cohort.values[:, self._personal] = cohort.round.server[self._personal]
+        cohort.values[:, self._personal] = cohort.start[:, self._personal]
 
     @override
     def encode(self, cohort: Cohort, payload: Payload) -> Payload:

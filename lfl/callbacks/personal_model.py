@@ -41,7 +41,7 @@ class PersonalModel(FederatedCallback):
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
-        cohort.rows[self.slot] = cohort.round.server.repeat(len(cohort), 1)
+        cohort.rows[self.slot] = cohort.start.clone(memory_format=torch.contiguous_format)
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:

@@ -102,6 +102,7 @@ class DifferentialPrivacy(FederatedCallback):
         self.quantile = quantile
         self.clip_lr = clip_lr
         self.count_noise = count_noise
+        self.synchronous = quantile is not None  # noise is for the clip of the round, and late clients may have another
 
     @override
     def check_stack(self, stack: list[FederatedCallback]) -> None:

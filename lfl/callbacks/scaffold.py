@@ -108,7 +108,7 @@ class Scaffold(FederatedCallback):
 
     def _gradient_at_server(self, cohort: Cohort) -> Tensor:
         """Gradients [C, D] of the clients' mean losses at x; with weight decay, which local steps contain too."""
-        params = cohort.round.server.expand(len(cohort), -1)
+        params = cohort.start
         gradients = cohort.full_gradient(params)
         decay = cohort.optimizer.weight_decay()
         return gradients if decay is None else gradients + decay * params

@@ -79,6 +79,8 @@ class LocalEngine(ABC):
         watch: compares some steps with those of one client at a time; None for no comparison.
         failure: what a step last raised, with its parameters and its input.
         step_times: seconds of the computations of gradients so far; None where nobody wants to know.
+        is_wrapped: whether callbacks change gradients.
+        has_loss_terms: whether callbacks add terms to the loss, which may read x.
     """
 
     name: Literal["sequential", "vectorized"]
@@ -113,6 +115,7 @@ class LocalEngine(ABC):
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
         self.is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
+        self.has_loss_terms = any(overrides(c, "client_loss") for c in callbacks)
         self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
         self._buffer: Tensor | None = None  # memory of the last cohort's rows, to be used again
         self._optimizers: dict[int, tuple[Any, LocalOptimizer]] = {}  # by phase, with the settings they were built from
@@ -223,11 +226,15 @@ class LocalEngine(ABC):
             ids=ids,
             num_examples=self.data.client_sizes[ids],
             num_steps=self._num_steps(ids, round),
-            values=self._starting_point(round, len(ids)),
+            values=self._memory_of(round, len(ids)),
             buffers=buffers.expand(len(ids), -1).clone(),  # clients change their rows: they must not share memory
             counters=[counter.expand(len(ids), *counter.shape) for counter in counters],
         )
         cohort.model = self.model
+        if round.basis is None:
+            cohort.values.copy_(cohort.start)
+        else:
+            cohort.values.zero_()
         return cohort
 
     def in_order(self, ids: Tensor, round: Round) -> Tensor:
@@ -239,13 +246,12 @@ class LocalEngine(ABC):
         keys = self.work.keys(ids, self.seed, round.number)
         return self.work.num_steps(self.data.client_sizes[ids], self.data.batch_size, keys)
 
-    def _starting_point(self, round: Round, count: int) -> Tensor:
-        """Rows to train: parameters [C, D] at x, or coordinates [C, R] at zero. The next cohort uses their memory."""
+    def _memory_of(self, round: Round, count: int) -> Tensor:
+        """Memory for the rows to train: parameters [C, D], or coordinates [C, R]. The next cohort uses it again."""
         width = round.server.numel() if round.basis is None else round.basis.rank
         if self._buffer is None or self._buffer.shape[0] < count or self._buffer.shape[1] != width:
             self._buffer = round.server.new_empty(count, width)
-        values = self._buffer[:count]
-        return values.copy_(round.server) if round.basis is None else values.zero_()
+        return self._buffer[:count]
 
     def train(self, cohort: Cohort, rates: LearningRates) -> bool:
         """Do the local work of a cohort: its ``values`` and ``buffers`` become the trained ones.
@@ -313,7 +319,7 @@ class LocalEngine(ABC):
         coordinates [A, R]. The conversion is one more wrapper, just before the owner's own.
         """
         gradient = loss_gradient(cohort, self._compute)
-        cohort.origin = cohort.round.server.expand(len(cohort), -1)
+        cohort.origin = cohort.start
         for position, callback in enumerate(self._callbacks):
             if cohort.round.basis is not None and overrides(callback, "coordinates"):
                 # Coordinates start at zero; callbacks from here on must not measure their distance from x.
@@ -346,7 +352,7 @@ class LocalEngine(ABC):
 
     def _local_steps(self, cohort: Cohort, phase: CohortPhase, logs: StepLogs) -> Iterator[LocalStep]:
         """Yield the steps of one phase, with their batches."""
-        server = cohort.round.server
+        anchor = cohort.anchor
         is_random = self.model.traits.random_operations
         # If the model draws nothing, keys are not read and need not be computed; any [C] integers will do.
         keys = self._feed.keys("model", cohort, phase) if is_random else cohort.ids.to(cohort.values.device)
@@ -365,11 +371,11 @@ class LocalEngine(ABC):
                 draws[plan.draw].append(StepBatch(plan, batch, batch_keys, features))
             first, *others = draws
             active = first[0].plan.active
-            yield LocalStep(number, phase.index, active, server, first, cohort.loss_rows, logs.add, others)
+            yield LocalStep(number, phase.index, active, anchor, first, cohort.loss_rows, logs.add, others)
 
     def _global_features(self, cohort: Cohort, plan: BatchPlan, batch: Any, keys: Tensor) -> dict[str, Tensor]:
         rows = {name: rows[plan.rows] for name, rows in self.model.frozen_rows_in(cohort.loss_rows).items()}
-        return self.global_features(batch, keys, cohort.round.server, rows)
+        return self.global_features(batch, keys, cohort.anchor, rows)
 
     def _take_step(self, cohort: Cohort, phase: CohortPhase, gradient: Gradient, step: LocalStep) -> None:
         """Take one step: gradient, corrections, clipping, optimizer, in this order."""
@@ -466,7 +472,6 @@ class LocalEngine(ABC):
     def _full_gradient(self, cohort: Cohort, params: Tensor) -> Tensor:
         """Gradients [A, D] of the mean losses of the first A clients over their whole training sets."""
         count = len(params)
-        server = cohort.round.server
         total = torch.zeros_like(params)
         keys = client_keys(cohort.ids[:count].to(params.device), self.seed, "full gradient", cohort.round.number)
         with self.model.recording(), self.model.training_only(self.model.names_of(["*"])):
@@ -475,7 +480,7 @@ class LocalEngine(ABC):
                 features = self._global_features(cohort, plan, batch, batch_keys)
                 step_batch = StepBatch(plan, batch, batch_keys, features)
                 # Without `log`: this pass is not training, and its losses must not be logged as such.
-                step = LocalStep(plan.step, 0, count, server, [step_batch], cohort.loss_rows)
+                step = LocalStep(plan.step, 0, count, cohort.anchor, [step_batch], cohort.loss_rows)
                 result = self._whole_step(params[plan.rows], step.input_of(step_batch))
                 # The mean of a batch, times its size: the last batch of a client may be smaller.
                 total[plan.rows] += result.gradients * plan.indices.shape[1]

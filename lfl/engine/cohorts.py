@@ -22,14 +22,30 @@ def cohorts_of(
         buffers: the server's floating-point buffers [B].
         counters: the server's integer buffers.
     """
-    waiting = round.local_clients
-    ordered_for = None
-    while len(waiting):
-        current = engine()
-        if current is not ordered_for:
-            waiting, ordered_for = current.in_order(waiting, round), current
-        size = current.cohort_size
-        yield current.cohort(round, waiting[:size], buffers, counters)
-        # The caller has trained the cohort by now.
-        if engine() is current and current.cohort_size == size:
-            waiting = waiting[size:]
+    for waiting in _groups(round, engine().has_loss_terms):
+        ordered_for = None
+        while len(waiting):
+            current = engine()
+            if current is not ordered_for:
+                waiting, ordered_for = current.in_order(waiting, round), current
+            size = current.cohort_size
+            yield current.cohort(round, waiting[:size], buffers, counters)
+            # The caller has trained the cohort by now.
+            if engine() is current and current.cohort_size == size:
+                waiting = waiting[size:]
+
+
+def _groups(round: Round, has_loss_terms: bool) -> list[Tensor]:
+    """Those of ``round.local_clients`` [n] that may be trained together.
+
+    Clients that were sent x in different rounds start from different rows, and may be. But what else they were sent,
+    and what terms of the loss read of x, is one for all clients of a cohort.
+    """
+    clients = round.local_clients
+    if round.sent_in is None:
+        return [clients]
+    sent_to = round.sent_to(clients)
+    numbers: list[int] = sent_to.unique().tolist()
+    if not has_loss_terms and all(len(round.sent(number).contents) == 1 for number in numbers):
+        return [clients]
+    return [clients[sent_to == number] for number in numbers]

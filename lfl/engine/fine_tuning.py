@@ -49,7 +49,9 @@ class EngineFineTuner:
         server = self._server.vector.clone()
         # A round of its own: the sums, logs and reports of the run's round must not see this training. Clients train
         # whole models, so without the basis of the round.
-        aside = replace(round, clients=trained, server=server, local_clients=trained, invited=trained, basis=None)
+        aside = replace(
+            round, clients=trained, server=server, local_clients=trained, invited=trained, sent_in=None, basis=None
+        )
         aside.totals = RoundSums()
         aside.reported = []
         aside.metrics = {}

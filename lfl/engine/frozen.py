@@ -104,7 +104,7 @@ class FrozenModel:
         shapes = [next(leaf.shape[:2] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) for _, batch in some]
         # Clients and examples become one dimension: to a model without a memory they are examples alike.
         joined = tree_map(lambda *parts: torch.cat([x.flatten(0, 1) for x in parts]), *(batch for _, batch in some))
-        self._model.bind(cohort.round.server)  # a step binds a client's row again
+        self._model.bind(cohort.anchor)  # a step binds a client's row again
         features = self._model.global_features(joined, keys[0], None)
         counts = [shape.numel() for shape in shapes]
         # A layer may be called once in a pass, on something else than the batch: its output has no rows of examples.
@@ -118,7 +118,7 @@ class FrozenModel:
         ]
         if self.is_joint is None:
             plan, batch = some[0]
-            alone = self._alone(batch, keys[plan.rows], cohort.round.server)
+            alone = self._alone(batch, keys[plan.rows], cohort.anchor)
             self.is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
             if not self.is_joint:
                 return [None] * len(some)

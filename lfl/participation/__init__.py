@@ -1,5 +1,6 @@
 """Who takes part in a round."""
 
+from lfl.participation.asynchronous import AsynchronousParticipation
 from lfl.participation.base import Participation
 from lfl.participation.drawn import (
     FullParticipation,
@@ -11,6 +12,7 @@ from lfl.participation.fastest import DoublingParticipation, FastestParticipatio
 from lfl.participation.fixed import FixedParticipation
 
 __all__ = [
+    "AsynchronousParticipation",
     "DoublingParticipation",
     "FastestParticipation",
     "FixedParticipation",

@@ -14,15 +14,37 @@ class Participation(ABC):
         system: the trainer's simulated system, for choices that depend on how fast clients are.
         client_sizes: number of training examples of each client [N], from the start of a run on; a client without any
             is left out of a round, whoever chose it.
+        is_late: whether clients may report in another round than the one in which they were sent the model.
     """
 
     system: System | None = None
     client_sizes: Tensor | None = None
+    is_late: bool = False
 
     def invited(self, chosen: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor:
         """Ids of the clients that are sent the model: the participants ``chosen``, unless some are not waited for."""
         del round_number, num_clients, seed
         return chosen
+
+    def sent_in(self, clients: Tensor, round_number: int, num_clients: int, seed: int) -> Tensor | None:
+        """The rounds in which participants ``clients`` [M] were sent the model [M] (int64); None for this one."""
+        del clients, round_number, num_clients, seed
+        return None
+
+    def awaited(self, round_number: int, num_clients: int, seed: int) -> list[int]:
+        """The rounds of whose model clients are still at work when a round ends, where they may be late."""
+        del round_number, num_clients, seed
+        return []
+
+    def seconds(self, round_number: int, num_clients: int, seed: int) -> dict[str, float] | None:
+        """Simulated seconds of a round, by name; None for those of the system, which waits for all participants."""
+        del round_number, num_clients, seed
+        return None
+
+    def metrics(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:
+        """Numbers of a round that are logged, by name."""
+        del round_number, num_clients, seed
+        return {}
 
     @abstractmethod
     def select(self, round_number: int, num_clients: int, seed: int) -> Tensor:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from contract.methods import OPTIONS
+from contract.methods import METHODS, OPTIONS
 from torch import Tensor
 
 from lfl.participation import Participation, PoissonParticipation, UniformParticipation
@@ -11,6 +11,8 @@ from lfl.system import System
 
 # The noise of differential privacy is added to an empty sum as to any other.
 NEVER_STILL = ("dp-fedavg",)
+# A round of clients that are not waited for is made of those that arrive.
+MAY_BE_EMPTY = [m for m in METHODS if not getattr(OPTIONS.get(m, {}).get("participation"), "is_late", False)]
 SOMETIMES = ("fedavg", "scaffold-2", "ssf-layerwise", "top-k", "flss", "fedsub")  # tried on two processes
 
 

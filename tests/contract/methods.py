@@ -12,6 +12,8 @@ from worlds import train
 from lfl.aggregation import (
     CoordinateMedian,
     FedAdam,
+    FedAsync,
+    FedBuff,
     FedExP,
     GeometricMedian,
     Krum,
@@ -58,7 +60,7 @@ from lfl.callbacks import (
 )
 from lfl.data import FederatedData
 from lfl.engine import LocalPhase
-from lfl.participation import DoublingParticipation, PoissonParticipation
+from lfl.participation import AsynchronousParticipation, DoublingParticipation, PoissonParticipation
 from lfl.subspace import (
     CoordinateSubspace,
     DenseSubspace,
@@ -116,6 +118,8 @@ METHODS: dict[str, Stack] = {
     "fedrep-srpfl": lambda: [PersonalParameters(["*.head.*"])],
     "lg-fedavg": lambda: [PersonalParameters(["*.head.*"]), ClientEvaluation(every_n_rounds=1)],
     "flanp": list,
+    "fedasync": list,
+    "fedbuff+fedrep+scaffold": lambda: [PersonalParameters(["*.head.*"]), Scaffold()],
     "fedrep+flss": lambda: [PersonalParameters(["*.head.*"]), FLSS(1, 2, 2, scope="layer")],
     "fedmrur-n+flss": lambda: [
         SharpnessAware(0.05),
@@ -172,6 +176,7 @@ _UNRELIABLE = Unreliable(
     deadline=0.5,
     dropout=0.15,
 )
+_LATE = ExponentialSpeeds(means=[1.0, 9.0], dynamic=True, communication=0.1)
 OPTIONS: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"participation": PoissonParticipation(0.5)},
     "fedmrur": {"aggregator": NormalizedReaggregation()},
@@ -182,6 +187,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedrep+trimmed-mean": {"local_phases": _HEAD_THEN_BODY, "aggregator": TrimmedMean(0.2)},
     "flanp": _DOUBLING,
     "fedadam": {"server_optimizer": lambda params: FedAdam(params, lr=0.1, tau=0.1)},
+    "fedasync": {"participation": AsynchronousParticipation(4), "system": _LATE, "aggregator": FedAsync()},
+    "fedbuff+fedrep+scaffold": {
+        "local_phases": _HEAD_THEN_BODY,
+        "participation": AsynchronousParticipation(5, 3),
+        "system": _LATE,
+        "aggregator": FedBuff(),
+    },
     "fedexp": {"aggregator": FedExP()},
     "fedprox+fednova": {"local_phases": [LocalPhase(epochs=3, min_epochs=1, stragglers=0.7)]},
     "geometric-median": {"aggregator": GeometricMedian()},

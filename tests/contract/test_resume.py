@@ -61,7 +61,7 @@ def test_resumed_equals_unbroken(method: str, engine: str, kind: str, tmp_path: 
     assert files(resumed) == files(unbroken)
     assert resumed.ledger.metrics() == unbroken.ledger.metrics()
     last = [torch.load(Path(t.log_dir) / "checkpoints" / "last.ckpt", weights_only=True) for t in (resumed, unbroken)]
-    for key in ("server", "ledger", "callbacks", "learning_rates", "progress"):
+    for key in ("server", "ledger", "outbox", "callbacks", "learning_rates", "progress"):
         assert str(last[0][key]) == str(last[1][key]), key
     for name in unbroken.store.slots:
         everyone = torch.arange(8)
