@@ -133,7 +133,7 @@ class ClientEvaluator:
                 values = vmap(partial(_of_examples, evaluate), in_dims, randomness="error")(params, buffers, batch)
                 is_used = torch.arange(width, device=lengths.device) < lengths[:, None]
                 values = {name: _mean(each, is_used, lengths) for name, each in values.items()}
-        names = list(values)
+            names = list(model.recorder.values)  # in the order in which they were logged
         # As one client's batch is averaged, times its size and divided by it.
         table = [(values[name].double() * lengths / lengths).tolist() for name in names]
         return [dict(zip(names, column, strict=True)) for column in zip(*table, strict=True)] or [{} for _ in rows]

@@ -156,7 +156,9 @@ METHODS: dict[str, Stack] = {
     "pfedme": lambda: [PFedMe(lam=5.0, inner_steps=2, inner_lr=0.05)],
     "hf-maml": lambda: [MAML(alpha=0.05)],
     "adversaries+top-k": lambda: [LabelFlip(share=0.4), SignFlip(share=0.3), TopK(0.1)],
-    "fedavg-fine-tuned": lambda: [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase(epochs=2, lr=0.05)])],
+    "fedavg-fine-tuned": lambda: [
+        ClientEvaluation(1, [LocalPhase(epochs=2, lr=0.05)], scopes=["server", "personal", "fine_tuned"])
+    ],
 }
 
 # What a method needs of the trainer besides its callbacks.
