@@ -92,7 +92,8 @@ class ScopeEvaluation:
         # Clients' rows are at their home process, so that only this one can evaluate their models.
         local_ids = self.ids[federation.processes.at_home(self.ids)]
         results: list[ClientResult] = []
-        for ids in local_ids.split(federation.evaluated_at_once):
+        # An empty tensor would be split into one empty part.
+        for ids in local_ids.split(federation.evaluated_at_once) if len(local_ids) else ():
             sizes = federation.data.client_test_sizes[ids].tolist()
             found = federation.evaluate_clients(ids, self._models(round, ids))
             results += map(ClientResult, ids.tolist(), sizes, found)

@@ -119,10 +119,8 @@ class ClientEvaluator:
         model, width = clients.model, max(sizes)
         positions = clients.positions[rows, :width]
         batch = without_riders(self._converted(model, self._data.gather_test(positions)))
-        # A view where that is possible: parameters may be far more than examples.
-        picked = slice(rows[0], rows[-1] + 1) if rows == list(range(rows[0], rows[-1] + 1)) else rows
-        params = clients.params if clients.params.dim() == 1 else clients.params[picked]
-        buffers = clients.buffers[picked]
+        params = clients.params if clients.params.dim() == 1 else _picked(clients.params, rows)
+        buffers = _picked(clients.buffers, rows)
         lengths = torch.tensor(sizes, device=self._processes.device)
         evaluate = _in_evaluation(model)
         in_dims = (None if params.dim() == 1 else 0, 0, 0)
@@ -297,6 +295,13 @@ def _mean(values: Tensor, is_used: Tensor, lengths: Tensor) -> Tensor:
     """Means over the examples of each client [G, b] that are its own: others fill its places, and may be nan."""
     means = values.where(is_used, 0).sum(dim=1, dtype=torch.float64) / lengths
     return means.to(values.dtype) if values.is_floating_point() else means
+
+
+def _picked(tensor: Tensor, rows: list[int]) -> Tensor:
+    """Some rows of a tensor; a view where that is possible, as parameters may be far more than examples."""
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        return tensor[rows[0] : rows[-1] + 1]
+    return tensor.index_select(0, torch.tensor(rows, device=tensor.device))
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
