@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -65,7 +65,7 @@ class _Convolution(torch.autograd.Function):
             input = input.movedim(of_input, 0)
             joined = _convolution(function, input.flatten(0, 1), weight, bias, *options)
             return joined.unflatten(0, input.shape[:2]), 0
-        rows = [
+        rows = (
             _convolution(
                 function,
                 _picked(input, of_input, row),
@@ -74,8 +74,8 @@ class _Convolution(torch.autograd.Function):
                 *options,
             )
             for row in range(info.batch_size)
-        ]
-        return torch.stack(rows), 0
+        )
+        return (torch.stack(list(rows)) if is_batched() else _joined(rows, info.batch_size)), 0
 
 
 def _convolution(
@@ -89,6 +89,16 @@ def _convolution(
         return alone
     found: Tensor = _Convolution.apply(function, input, weight, bias, *options)
     return found
+
+
+def _joined(rows: Iterator[Tensor], count: int) -> Tensor:
+    """The rows as one tensor; each is copied while it is in the processor's cache, and its memory used again."""
+    first = next(rows)
+    joined = first.new_empty(count, *first.shape)
+    joined[0] = first
+    for place, row in enumerate(rows, 1):
+        joined[place] = row
+    return joined
 
 
 def _picked(tensor: Tensor, dim: int | None, row: int) -> Tensor:

@@ -33,8 +33,9 @@ from lfl.processes.group import Processes
 Way = Literal["padded", "equal", "alone"]
 """Which clients share a pass: those of similar sizes, of equal sizes only, or none."""
 
-# Examples of a pass: few enough that what a small network computes of them stays in a processor's cache.
-_EXAMPLES, _EXAMPLES_ON_DEVICE = 256, 16384
+_ALONE = 8  # a client that fills more than such a share of a pass gains little from sharing it
+# Another pass costs about as much as so many examples of a small network: before that, padding is cheaper.
+_WORTH_A_PASS = 128
 _TRIED = 3  # clients that are evaluated in both ways
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _LOW_PRECISION = 0.05
@@ -67,7 +68,7 @@ class ClientEvaluator:
         self, model: ClientModel, data: FederatedData, server: Server, processes: Processes, seed: int
     ) -> None:
         self._model, self._data, self._server, self._processes, self._seed = model, data, server, processes, seed
-        self._limit = _EXAMPLES if processes.device.type == "cpu" else _EXAMPLES_ON_DEVICE
+        # A pass takes no more memory than a batch of the server's evaluation.
         self._batch_size = int(getattr(data, "eval_batch_size", 0)) or 1024
         self.way: Way | None = None
 
@@ -83,8 +84,7 @@ class ClientEvaluator:
         model = self._model.copy()  # what steps and hooks keep is of the clients' models, not of the server's
         model.load(params if params.dim() == 1 else params[0], self._server.buffers, self._server.counters)
         clients = _Clients(model, params, buffers, positions, sizes.tolist())
-        # A client with many examples fills a pass by itself.
-        shared = [row for row, size in enumerate(clients.sizes) if 0 < size <= min(self._limit // 2, self._batch_size)]
+        shared = [row for row, size in enumerate(clients.sizes) if 0 < size <= self._batch_size // _ALONE]
         if self.way is None and len(shared) > 1:
             self.way = self._choose(clients, shared)
         found: list[dict[str, float]] = [{}] * len(ids)
@@ -142,13 +142,19 @@ class ClientEvaluator:
         current: list[int] = []
         for row in [*ordered, None]:
             widest = sizes[current[0]] if current else 0
-            is_full = (len(current) + 1) * widest > self._limit
-            if current and (row is None or is_full or (self.way == "equal" and sizes[row] != widest)):
+            is_full = (len(current) + 1) * widest > self._batch_size
+            if current and (row is None or is_full or self._is_too_small(sizes[row], widest, len(current))):
                 if len(current) > 1:
                     yield current
                 current = []
             if row is not None:
                 current.append(row)
+
+    def _is_too_small(self, size: int, widest: int, count: int) -> bool:
+        """Whether a client is too small for a pass of ``count`` larger ones, which it would be padded to."""
+        if self.way == "equal":
+            return size != widest
+        return 4 * size < 3 * widest and count * widest >= _WORTH_A_PASS
 
     # -- whether clients may share a pass ---------------------------------------------------------------------------
 

@@ -88,15 +88,14 @@ def test_together_as_alone(make: Any, way: str | None, tmp_path: Path) -> None:
     assert many.way == (way or many.way) != "alone"
 
 
-def test_small_passes_give_the_same(tmp_path: Path) -> None:
-    """Also where a client fills one by itself, and where its test examples are several batches."""
-    for eval_batch_size in (1000, 4):
-        run = run_of(tmp_path, mlp(), ragged_data(eval_batch_size=eval_batch_size))
-        params = models_of(run)
-        many = ClientEvaluator(run.model, run.data, run.server, run.processes, run.seed)
-        many._limit = 12
-        found = many(torch.arange(8), params, run.client_buffers(torch.arange(8)))
-        assert are_equal(found, both(run, params)[1])
+@pytest.mark.parametrize(("batch_size", "way"), [(40, "padded"), (4, None)])
+def test_small_batches_give_the_same(batch_size: int, way: str | None, tmp_path: Path) -> None:
+    """Several passes, clients that fill one by themselves, and clients of several batches."""
+    run = run_of(tmp_path, mlp(), ragged_data(eval_batch_size=batch_size))
+    found, expected, many = both(run, models_of(run))
+    assert are_equal(found, expected)
+    assert are_equal(found, both(run_of(tmp_path, mlp()), models_of(run))[0])
+    assert many.way == way
 
 
 def test_one_model_of_all(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
     python -m tools.benchmarks.evaluation
     python -m tools.benchmarks.evaluation --clients 100 --repeats 15 --threads 1
 
-Both ways take turns, so that what else the machine does falls on both; the ratio is the median of the turns' ratios.
-Before the first turn both are run once: what is found out about a validation step, once a run, is not in the times.
+Memory is kept by the process, as by the command `lfl`. Both ways take turns, so that what else the machine does falls
+on both; the ratio is the median of the turns' ratios. Before the first turn both are run once: what is found out about
+a validation step, once a run, is not in the times.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lfl.cli.allocator import keep_freed_memory
 from lfl.data import MNIST5000, ClassesPerClientPartitioner, DirichletPartitioner, FederatedDataModule, Partitioner
 from lfl.engine.evaluation import ClientEvaluator
 from lfl.models import MLP, Classifier, LeNet5, McMahanCNN
@@ -92,6 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch; lfl's runs have one unless more pay")
     parser.add_argument("--output", type=Path, default=Path("runs/evaluation"))
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     torch.set_num_threads(options.threads)
     table = table_of(options.clients, options.repeats, options.networks)
     table.show()
