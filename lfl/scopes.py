@@ -91,12 +91,15 @@ class ScopeEvaluation:
         federation = self._federation
         # Clients' rows are at their home process, so that only this one can evaluate their models.
         local_ids = self.ids[federation.processes.at_home(self.ids)]
+        if self._tuner is None:  # which takes ascending ids; others are evaluated with clients of their size
+            sizes = federation.data.client_test_sizes[local_ids]
+            local_ids = local_ids[sizes.argsort(descending=True, stable=True)]
         results: list[ClientResult] = []
         # An empty tensor would be split into one empty part.
         for ids in local_ids.split(federation.evaluated_at_once) if len(local_ids) else ():
-            sizes = federation.data.client_test_sizes[ids].tolist()
+            examples = federation.data.client_test_sizes[ids].tolist()
             found = federation.evaluate_clients(ids, self._models(round, ids))
-            results += map(ClientResult, ids.tolist(), sizes, found)
+            results += map(ClientResult, ids.tolist(), examples, found)
         # A Metric object is known to the processes that had something to measure: all of them must choose alike.
         parts = federation.processes.gather((results, dict(federation.directions)))
         for _, directions in parts:
