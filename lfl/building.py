@@ -34,7 +34,7 @@ from lfl.round import Round
 from lfl.run import Run
 from lfl.scopes import Scope, ScopeEvaluation
 from lfl.settings import Settings
-from lfl.storage.checkpoint_file import run_folder_of
+from lfl.storage.checkpoint_file import CheckpointError, run_folder_of
 from lfl.storage.client_store import ClientStore
 from lfl.storage.fingerprint import check_resumable, describe
 from lfl.storage.hyper_parameters import saved_hyper_parameters
@@ -311,6 +311,15 @@ class RunBuilder:
         if state is not None and state.get("weights_only"):
             display.message(f"{path} was saved with `weights_only`: its clients have no models, and are not evaluated.")
             return {}
+        if state is not None and path is not None:
+            try:
+                check_resumable(state["settings"], self.description, path)
+            except CheckpointError as error:
+                if not is_personal:
+                    raise
+                # Nobody has asked for them: the server's model may be tested on other data.
+                display.message(f"Personal models are not evaluated: {error}")
+                return {}
         run = self._finished(finished) if state is None else None
         if run is None and state is None and is_personal:
             return {}  # there are no clients' rows
@@ -320,7 +329,6 @@ class RunBuilder:
             run = self.build(training, folder, [], display)
             run.start_callbacks()
         if state is not None and path is not None:
-            check_resumable(state["settings"], self.description, path)
             run.load_state_dict(state, run_folder_of(path, state))
         if state is not None or run is finished:
             run.rates.go_back()

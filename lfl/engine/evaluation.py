@@ -70,6 +70,7 @@ class ClientEvaluator:
         self._model, self._data, self._server, self._processes, self._seed = model, data, server, processes, seed
         # A pass takes no more memory than a batch of the server's evaluation.
         self._batch_size = int(getattr(data, "eval_batch_size", 0)) or 1024
+        self._largest_tried = 0  # examples of the largest client that was evaluated in both ways
         self.way: Way | None = None
 
     def __call__(self, ids: Tensor, params: Tensor, buffers: Tensor) -> list[dict[str, float]]:
@@ -85,20 +86,22 @@ class ClientEvaluator:
         model.load(params if params.dim() == 1 else params[0], self._server.buffers, self._server.counters)
         clients = _Clients(model, params, buffers, positions, sizes.tolist())
         shared = [row for row, size in enumerate(clients.sizes) if 0 < size <= self._batch_size // _ALONE]
-        if self.way is None and len(shared) > 1:
-            self.way = self._choose(clients, shared)
-        found: list[dict[str, float]] = [{}] * len(ids)
-        passes = list(self._passes(shared, clients.sizes)) if self.way in ("padded", "equal") else []
-        for rows in passes:
-            found_together = self._together(clients, rows)
-            for row, metrics in zip(rows, found_together, strict=True):
-                found[row] = metrics
-        done = {row for rows in passes for row in rows}
+        largest = max((clients.sizes[row] for row in shared), default=0)
+        # Again for larger clients than before: a step may do something else with many examples.
+        if len(shared) > 1 and self.way != "alone" and largest > self._largest_tried:
+            self.way, self._largest_tried = self._choose(clients, shared), largest
+        found: dict[int, dict[str, float]] = {row: {} for row, size in enumerate(clients.sizes) if not size}
+        for rows in self._passes(shared, clients.sizes) if self.way in ("padded", "equal") else ():
+            try:
+                found |= zip(rows, self._together(clients, rows), strict=True)
+            except Exception as error:  # whatever a user's module raises: what is wrong with it, it will say alone, too
+                self.way = self._leave(f"some could not be evaluated together ({brief(error)})")
+                break
         evaluator = Evaluator(model, self._processes, self._seed)
-        for row, size in enumerate(clients.sizes):
-            if size and row not in done:
+        for row in range(len(ids)):
+            if row not in found:
                 found[row] = self._alone(evaluator, clients, row)
-        return found
+        return [found[row] for row in range(len(ids))]
 
     # -- one client, and many ---------------------------------------------------------------------------------------
 
@@ -164,10 +167,14 @@ class ClientEvaluator:
         tried = [ordered[place] for place in sorted({0, len(ordered) // 2, len(ordered) - 1})][:_TRIED]
         reason = self._why_alone(clients, tried) or self._why_not_the_same(clients, tried, is_padded=False)
         if reason is not None:
-            rank_zero_info(f"The clients of {type(self._model.module).__name__} are evaluated one at a time: {reason}.")
-            return "alone"
+            return self._leave(reason)
         can_pad = self._logs_means(clients, tried[0]) and self._why_not_the_same(clients, tried, is_padded=True) is None
         return "padded" if can_pad else "equal"
+
+    def _leave(self, reason: str) -> Way:
+        """Say why clients are evaluated one at a time."""
+        rank_zero_info(f"The clients of {type(self._model.module).__name__} are evaluated one at a time: {reason}.")
+        return "alone"
 
     def _logs_means(self, clients: _Clients, row: int) -> bool:
         """Whether a step's operations show that all it logs are means over the examples of its batch."""

@@ -187,6 +187,10 @@ def test_personal_models_are_tested_without_being_asked_for(tmp_path: Path) -> N
         assert personal == {name: last[name] for name in personal}
     trained.save_checkpoint(weights := tmp_path / "weights.ckpt", weights_only=True)
     assert "personal/val_acc" not in plain.test(mlp(), ragged_data(), ckpt_path=str(weights))
+    # Nor have other data these clients.
+    other = plain.test(mlp(), ragged_data(seed=1), ckpt_path=f"{trained.log_dir}/checkpoints/last.ckpt")
+    assert "test_acc" in other
+    assert "personal/val_acc" not in other
 
 
 def test_two_evaluations_of_different_names(tmp_path: Path) -> None:

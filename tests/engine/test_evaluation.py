@@ -200,3 +200,42 @@ def test_the_module_is_left_alone(tmp_path: Path) -> None:
     assert module.calls == 0
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert module.training
+
+
+class Picky(Classifier):
+    """Logs something else of many examples; or, where it is told to, reads values."""
+
+    reads = False
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if len(batch[1]) > 5:
+            self.log("val_many", batch[0].mean())
+        if self.reads:
+            self.log("val_item", batch[0].mean().item())
+
+
+def test_larger_clients_are_tried_again(tmp_path: Path) -> None:
+    run = run_of(tmp_path, Picky(mlp().backbone, lr=0.1))
+    small = (run.data.client_test_sizes <= 5).nonzero().squeeze(1)
+    many = ClientEvaluator(run.model, run.data, run.server, run.processes, run.seed)
+    many(small, models_of(run)[small], run.client_buffers(small))
+    assert many.way == "padded"
+    found = many(torch.arange(8), models_of(run), run.client_buffers(torch.arange(8)))
+    assert are_equal(found, both(run, models_of(run))[1])
+    assert many.way == "equal"
+
+
+def test_a_pass_that_fails_later_is_taken_one_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = Picky(mlp().backbone, lr=0.1)
+    run = run_of(tmp_path, module)
+    many = ClientEvaluator(run.model, run.data, run.server, run.processes, run.seed)
+    ids, params = torch.arange(8), models_of(run)
+    many(ids, params, run.client_buffers(ids))
+    assert many.way == "equal"
+    module.reads = True
+    with caplog.at_level(logging.INFO, "lightning"):
+        found = many(ids, params, run.client_buffers(ids))
+    assert are_equal(found, both(run, params)[1])
+    assert many.way == "alone"
+    assert "evaluated one at a time: some could not be evaluated together (RuntimeError" in caplog.text
