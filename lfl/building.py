@@ -311,6 +311,11 @@ class RunBuilder:
         if state is not None and state.get("weights_only"):
             display.message(f"{path} was saved with `weights_only`: its clients have no models, and are not evaluated.")
             return {}
+        run = self._finished(finished) if state is None else None
+        if run is None and state is None and is_personal:
+            return {}  # there are no clients' rows
+        if run is None:
+            self.check()  # which settles what is left to be chosen, as the description has it
         if state is not None and path is not None:
             try:
                 check_resumable(state["settings"], self.description, path)
@@ -320,11 +325,7 @@ class RunBuilder:
                 # Nobody has asked for them: the server's model may be tested on other data.
                 display.message(f"Personal models are not evaluated: {error}")
                 return {}
-        run = self._finished(finished) if state is None else None
-        if run is None and state is None and is_personal:
-            return {}  # there are no clients' rows
         if run is None:
-            self.check()
             training = self.training(state["engine"] if state is not None else {}, most_threads)
             run = self.build(training, folder, [], display)
             run.start_callbacks()

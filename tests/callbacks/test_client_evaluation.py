@@ -11,16 +11,18 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 from worlds import HEAD, accuracy_of, head_of, mlp, ragged_data, train
 
+from lfl.aggregation import MeanAggregator
 from lfl.callbacks import ClientEvaluation, PersonalParameters
 from lfl.callbacks.client_evaluation import histogram_of
 from lfl.checkpointing import Checkpointing
 from lfl.engine import LocalPhase
 from lfl.loggers.csv import read_rows
 from lfl.models import Classifier
-from lfl.participation import FullParticipation
+from lfl.participation import FullParticipation, UniformParticipation
 from lfl.reporting.client_table import ClientTable, read_clients
 from lfl.scopes import ClientResult
 from lfl.storage.checkpoint_file import load_checkpoint
+from lfl.trainer import FederatedTrainer
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -157,12 +159,13 @@ def test_testing_a_checkpoint_evaluates_its_clients(tmp_path: Path) -> None:
     def module() -> Classifier:
         return Decaying(mlp().backbone)
 
-    trained = train(stack(), tmp_path, module(), checkpoint=Checkpointing(), client_state="memmap")
+    options = {"client_state": "memmap", "aggregator": MeanAggregator()}
+    trained = train(stack(), tmp_path, module(), checkpoint=Checkpointing(), **options)
     last = dict(read_rows(f"{trained.log_dir}/metrics.csv"))[3]
     clients = {name: value for name, value in last.items() if name.startswith(("server/", "personal/", "fine_tuned/"))}
     assert len(clients) == 3 * (2 * 4 + 1)
     rows = [row for row in read_clients(Path(trained.log_dir) / "clients.csv") if row[0] == 3]
-    fresh = train(stack(), tmp_path / "other", module(), max_rounds=0, client_state="memmap")
+    fresh = train(stack(), tmp_path / "other", module(), max_rounds=0, **{**options, "aggregator": MeanAggregator()})
     path = f"{trained.log_dir}/checkpoints/last.ckpt"
     for stage in ("test", "validate"):
         metrics = getattr(fresh, stage)(module(), ragged_data(), ckpt_path=path)
@@ -179,7 +182,15 @@ def test_personal_models_are_tested_without_being_asked_for(tmp_path: Path) -> N
     """As ClientEvaluation does; weights alone have none."""
     trained = train([PersonalParameters(HEAD), ClientEvaluation(1)], tmp_path, checkpoint=Checkpointing())
     last = dict(read_rows(f"{trained.log_dir}/metrics.csv"))[3]
-    plain = train([PersonalParameters(HEAD)], tmp_path / "other", max_rounds=0)
+    plain = FederatedTrainer(
+        callbacks=[PersonalParameters(HEAD)],
+        default_root_dir=str(tmp_path / "other"),
+        precision="64-true",
+        engine="sequential",
+        participation=UniformParticipation(clients_per_round=5, rounds_per_draw=2),
+        accelerator="cpu",
+        enable_progress_bar=False,
+    )
     for stage in (plain.test, plain.validate):
         metrics = stage(mlp(), ragged_data(), ckpt_path=f"{trained.log_dir}/checkpoints/last.ckpt")
         personal = {name: value for name, value in metrics.items() if name.startswith("personal/")}
