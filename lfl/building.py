@@ -316,21 +316,16 @@ class RunBuilder:
             return {}  # there are no clients' rows
         if run is None:
             self.check()  # which settles what is left to be chosen, as the description has it
-        if state is not None and path is not None:
-            try:
-                check_resumable(state["settings"], self.description, path)
-            except CheckpointError as error:
-                if not is_personal:
-                    raise
-                # Nobody has asked for them: the server's model may be tested on other data.
-                display.message(f"Personal models are not evaluated: {error}")
-                return {}
-        if run is None:
-            training = self.training(state["engine"] if state is not None else {}, most_threads)
-            run = self.build(training, folder, [], display)
-            run.start_callbacks()
-        if state is not None and path is not None:
-            run.load_state_dict(state, run_folder_of(path, state))
+            if state is not None and path is not None:
+                try:
+                    check_resumable(state["settings"], self.description, path)
+                except CheckpointError as error:
+                    if not is_personal:
+                        raise
+                    # Nobody has asked for them: the server's model may be tested on other data.
+                    display.message(f"Personal models are not evaluated: {error}")
+                    return {}
+            run = self._run_at(state, path, folder, display, most_threads)
         if state is not None or run is finished:
             run.rates.go_back()
         nobody = torch.empty(0, dtype=torch.int64)
@@ -343,6 +338,22 @@ class RunBuilder:
         if run is not finished:  # of whose x the module has a copy
             run.load_server_model()
         return {name: float(value) for name, value in round.metrics.items()}
+
+    def _run_at(
+        self,
+        state: dict[str, Any] | None,
+        path: Path | None,
+        folder: Path,
+        display: ProgressDisplay,
+        most_threads: int,
+    ) -> Run:
+        """Build a run to evaluate clients with, as it was at a checkpoint."""
+        training = self.training(state["engine"] if state is not None else {}, most_threads)
+        run = self.build(training, folder, [], display)
+        run.start_callbacks()
+        if state is not None and path is not None:
+            run.load_state_dict(state, run_folder_of(path, state))
+        return run
 
     def _finished(self, run: Run | None) -> Run | None:
         """The trainer's last run, if it was of this model and these data, and the model has not changed since."""
