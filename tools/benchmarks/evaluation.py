@@ -86,14 +86,18 @@ def table_of(clients: int, repeats: int, names: list[str]) -> Table:
     return table
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=15, help="turns")
     parser.add_argument("--threads", type=int, default=1, help="of torch; lfl's runs have one unless more pay")
     parser.add_argument("--output", type=Path, default=Path("runs/evaluation"))
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
     keep_freed_memory()
     torch.set_num_threads(options.threads)
     table = table_of(options.clients, options.repeats, options.networks)
