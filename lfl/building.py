@@ -32,8 +32,9 @@ from lfl.processes.sums import ProcessSums
 from lfl.reporting.progress import ProgressDisplay
 from lfl.round import Round
 from lfl.run import Run
+from lfl.scopes import Scope, ScopeEvaluation
 from lfl.settings import Settings
-from lfl.storage.checkpoint_file import run_folder_of
+from lfl.storage.checkpoint_file import CheckpointError, run_folder_of
 from lfl.storage.client_store import ClientStore
 from lfl.storage.fingerprint import check_resumable, describe
 from lfl.storage.hyper_parameters import saved_hyper_parameters
@@ -315,8 +316,11 @@ class RunBuilder:
         folder: Path,
         display: ProgressDisplay,
         most_threads: int,
+        finished: Run | None = None,
     ) -> dict[str, float]:
         """Let callbacks log numbers of a tested checkpoint, with its clients' rows; returns them by name.
+
+        Where clients have models of their own, and no callback evaluates clients, the personal models are evaluated.
 
         Args:
             state: the checkpoint; None for the module as it is.
@@ -324,22 +328,66 @@ class RunBuilder:
             folder: the folder of the test.
             display: shows the progress.
             most_threads: see ``training``.
+            finished: the trainer's last run.
         """
         asked = [callback for callback in self._callbacks if overrides(callback, "on_test")]
-        if not asked:
+        has_models = any(overrides(callback, "personalize") for callback in self._callbacks)
+        has_tests = bool((self._data.client_test_sizes > 0).any()) and self.evaluator.can("validate")
+        is_personal = not asked and has_models and has_tests
+        if not asked and not is_personal:
             return {}
-        self.check()
-        run = self.build(self.training(state["engine"] if state is not None else {}, most_threads), folder, [], display)
-        run.start_callbacks()
-        if state is not None and path is not None:
-            check_resumable(state["settings"], self.description, path)
-            run.load_state_dict(state, run_folder_of(path, state))
+        if state is not None and state.get("weights_only"):
+            display.message(f"{path} was saved with `weights_only`: its clients have no models, and are not evaluated.")
+            return {}
+        run = self._finished(finished) if state is None else None
+        if run is None and state is None and is_personal:
+            return {}  # there are no clients' rows
+        if run is None:
+            self.check()  # which settles what is left to be chosen, as the description has it
+            if state is not None and path is not None:
+                try:
+                    check_resumable(state["settings"], self.description, path)
+                except CheckpointError as error:
+                    if not is_personal:
+                        raise
+                    # Nobody has asked for them: the server's model may be tested on other data.
+                    display.message(f"Personal models are not evaluated: {error}")
+                    return {}
+            run = self._run_at(state, path, folder, display, most_threads)
+        if state is not None or run is finished:
+            run.rates.go_back()
         nobody = torch.empty(0, dtype=torch.int64)
         round = Round(max(1, run.progress.round), nobody, run.server.vector.clone(), nobody, nobody)
         for callback in asked:
             callback.on_test(round)
-        run.load_server_model()
+        if is_personal:
+            evaluation = ScopeEvaluation(Scope("personal"), run)
+            evaluation.log(round, evaluation.run(round))
+        if run is not finished:  # of whose x the module has a copy
+            run.load_server_model()
         return {name: float(value) for name, value in round.metrics.items()}
+
+    def _run_at(
+        self,
+        state: dict[str, Any] | None,
+        path: Path | None,
+        folder: Path,
+        display: ProgressDisplay,
+        most_threads: int,
+    ) -> Run:
+        """Build a run to evaluate clients with, as it was at a checkpoint."""
+        training = self.training(state["engine"] if state is not None else {}, most_threads)
+        run = self.build(training, folder, [], display)
+        run.start_callbacks()
+        if state is not None and path is not None:
+            run.load_state_dict(state, run_folder_of(path, state))
+        return run
+
+    def _finished(self, run: Run | None) -> Run | None:
+        """The trainer's last run, if it was of this model and these data, and the model has not changed since."""
+        if run is None or run.model.module is not self._model.module or run.data is not self._data:
+            return None
+        return run if torch.equal(run.server.vector, self._model.flat_parameters()) else None
 
     def _store(self, folder: Path) -> ClientStore:
         """Make the client store, with a slot for buffers if each client keeps its own."""

@@ -194,8 +194,9 @@ class FederatedCallback(Callback):
         """Log numbers of the round with ``round.log(name, value)``, after the server's evaluation if one is due."""
 
     def on_test(self, round: Round) -> None:
-        """Log numbers of a tested checkpoint with ``round.log(name, value)``; ``round`` is its last, without clients.
+        """Log numbers of a checkpoint that is tested or validated with ``round.log(name, value)``.
 
+        ``round`` is its last, without clients.
         ``on_run_start`` has been called, and the checkpoint's state been loaded.
         """
 

@@ -76,7 +76,7 @@ class RunFacade:
         return self.run.server_state_dict()
 
     def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
-        """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
+        """Validation metrics of clients ``ids`` [C] with parameters [C, D], or [D] for all, on their test examples."""
         return self.run.evaluate_clients(ids, params)
 
     @property

@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lfl.aggregation import Aggregator, Server
 from lfl.client.evaluation import Evaluator
@@ -28,6 +27,9 @@ from lfl.storage.client_store import ClientStore
 from lfl.system import System
 
 BufferPolicy = Literal["average", "server", "client"]
+_EVALUATED_BYTES = 256 * 2**20  # of the parameters of clients that are evaluated together
+_MOST_EVALUATED = 128
+
 FineTuner = Callable[[Round, Tensor, Tensor], None]
 """A function of a round, client ids [C] and their models [C, D]; it trains the models in place."""
 
@@ -127,22 +129,30 @@ class Federation(ABC):
         is_kept = self.store.has_rows("buffers", ids)[:, None].to(kept.device)
         return torch.where(is_kept, kept, shared)
 
+    @property
+    def held_out(self) -> Tensor:
+        """Ids of the clients that never take part, ascending."""
+        return self.participation.held_out(self.num_clients, self.seed)
+
+    @property
+    def num_joining(self) -> int:
+        """Number of clients that may take part: N without those that are held out."""
+        return self.num_clients - len(self.held_out)
+
+    @property
+    def evaluated_at_once(self) -> int:
+        """How many clients' models to hand to ``evaluate_clients`` at a time: those that take 256 MiB, at most 128."""
+        row = max(1, self.layout.dim) * self.layout.dtype.itemsize
+        return max(1, min(_MOST_EVALUATED, _EVALUATED_BYTES // row))
+
+    @abstractmethod
     def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
-        """Validation metrics of clients ``ids`` [C], each with its own parameters [C, D] on its own test examples."""
-        batch_size = int(getattr(self.data, "eval_batch_size", 0)) or 1024
-        # On a copy of the module: what its steps and hooks keep is of the clients' models, not of the server's.
-        model = self.model.copy()
-        evaluator = Evaluator(model, self.processes, self.seed)
-        indices, sizes = self.data.client_test_indices(ids)
-        rows = zip(params, self.client_buffers(ids), indices, sizes.tolist(), strict=True)
-        metrics = []
-        for parameters, buffers, positions, size in rows:
-            model.load(parameters, buffers, self.server.counters)
-            # Indices are padded to the largest client. `gather_test` reads for a cohort [C, b], here of one client;
-            # the module's validation step knows no cohorts.
-            batches = (self.data.gather_test(chunk[None]) for chunk in positions[:size].split(batch_size))
-            metrics.append(evaluator.run_alone("validate", (tree_map(lambda x: x[0], b) for b in batches)))
-        return metrics
+        """Validation metrics of clients ``ids`` [C] on their own test examples; none of those that have no examples.
+
+        Args:
+            ids: the clients.
+            params: their models [C, D], with their own buffers; or one for all [D], with the server's buffers.
+        """
 
     @property
     @abstractmethod

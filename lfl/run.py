@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,6 +19,7 @@ from lfl.checkpointing import Checkpointing
 from lfl.client.module_state import ModuleState
 from lfl.client.work import LocalPhase
 from lfl.engine import LocalEngine, LocalTraining
+from lfl.engine.evaluation import ClientEvaluator
 from lfl.engine.fine_tuning import EngineFineTuner
 from lfl.federation import Federation, FineTuner
 from lfl.generators import HostGenerators
@@ -135,6 +137,15 @@ class Run(Federation):
             if overrides(callback, "personalize"):
                 hooks.personalize(callback, ids, params)
         return params
+
+    @override
+    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
+        shared = self.server.buffers.expand(len(ids), -1)
+        return self._client_evaluator(ids, params, shared if params.dim() == 1 else self.client_buffers(ids))
+
+    @cached_property
+    def _client_evaluator(self) -> ClientEvaluator:
+        return ClientEvaluator(self.model, self.data, self.server, self.processes, self.seed)
 
     @override
     def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:

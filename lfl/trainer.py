@@ -267,7 +267,7 @@ class FederatedTrainer(LightningFacade):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate the server's model on the validation set.
+        """Evaluate the server's model on the validation set, and clients' models where there are some.
 
         Args:
             model: the module; by default that of the last call.
@@ -282,7 +282,7 @@ class FederatedTrainer(LightningFacade):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate the server's model on the test set.
+        """Evaluate the server's model on the test set, and clients' models where there are some.
 
         Args:
             model: the module; by default that of the last call.
@@ -488,7 +488,9 @@ class FederatedTrainer(LightningFacade):
             self._evaluated = builder.server
             folder = self._open_folder(data)
             self._set_up_callbacks(lightning, folder, stage)
-            own = builder.tested(state, path, folder, self.display, self._threads.most) if stage == "test" else {}
+            own: dict[str, float] = {}
+            if stage != "predict":
+                own = builder.tested(state, path, folder, self.display, self._threads.most, self._run)
             loaders = self._batches("val" if stage == "validate" else stage)
             metrics, outputs = builder.evaluator.run(stage, loaders)
             metrics |= own

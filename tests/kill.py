@@ -6,7 +6,8 @@
 
 For each combination one run of ``lfl fit`` goes through, and another is killed again and again (SIGKILL), each time
 continued by ``--ckpt_path last``, or started anew while there is no checkpoint. When it is through, its metrics.csv,
-its last checkpoint (server, optimizer, callbacks, ledger, ...) and the clients' rows must be those of the unbroken run.
+its clients.csv, its last checkpoint (server, optimizer, callbacks, ...) and the clients' rows must be those of the
+unbroken run.
 A run that is through before it was killed often enough is followed by another. The instants are random: a fifth while
 the run starts, two fifths anywhere in its rounds, two fifths from when the file of a checkpoint appears; how many fell
 into the writing of one is counted by the unfinished files they left.
@@ -307,9 +308,10 @@ def compare(one: Path, other: Path) -> list[str]:
     """Names of what differs between the last runs in two folders."""
     first, second = find_newest(one), find_newest(other)
     found = []
-    tables = [(path.parent.parent / "metrics.csv").read_bytes() for path in (first, second)]
-    if tables[0] != tables[1]:
-        found.append("metrics.csv")
+    for name in ("metrics.csv", "clients.csv"):
+        files = [path.parent.parent / name for path in (first, second)]
+        if len({file.read_bytes() if file.exists() else None for file in files}) > 1:
+            found.append(name)
     states = [load_checkpoint(path) for path in (first, second)]
     rows = [client_rows(state.pop("store"), path) for state, path in zip(states, (first, second), strict=True)]
     found += differing(states[0], states[1])

@@ -37,6 +37,7 @@ LESS_WORK = {
     "classes_per_client": "--data.partitioner.init_args.classes_per_client=3",
     "preset": "--trainer.callbacks.init_args.server_steps=3",
     "local_epochs": "--trainer.local_epochs=1",
+    "fine_tune": "--trainer.callbacks.init_args.max_clients=5",
 }
 # The convex problems say themselves who takes part and how many steps are taken.
 FEWER_OF_PROBLEMS = [option for option in FEWER if "participation" not in option and "local_epochs" not in option]
@@ -67,7 +68,10 @@ def fewer(arguments: list[str]) -> list[str]:
     texts = "".join((REPOSITORY / word).read_text() for word in arguments if word.startswith("configs/"))
     # Some aggregators need more than two clients.
     is_robust = any(f"lfl.aggregation.{name}\n" in texts for name in ("Krum", "TrimmedMean"))
-    less = LESS_WORK | ({"clients_per_round": "--trainer.participation.clients_per_round=5"} if is_robust else {})
+    # Where participations are nested, it is the inner one that draws.
+    inner = ".init_args.participation" if "HeldOutParticipation" in texts else ""
+    less = LESS_WORK | {"clients_per_round": f"--trainer.participation{inner}.clients_per_round=2"}
+    less |= {"clients_per_round": "--trainer.participation.clients_per_round=5"} if is_robust else {}
     if " local_phases:" in texts:  # phases have epochs of their own
         less = {setting: override for setting, override in less.items() if setting != "local_epochs"}
     return FEWER + [override for setting, override in less.items() if f" {setting}:" in texts]

@@ -1,12 +1,17 @@
 """What callbacks may know of a run, and what they may ask for."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
-from worlds import ONE_ROUND, batch_norm, even_data, mlp, train
+from worlds import ONE_ROUND, QuadraticData, batch_norm, even_data, mlp, train, train_quadratic
 
-from lfl.callbacks import FederatedCallback, PersonalParameters
+from lfl.callbacks import SSF, FedDyn, FederatedCallback, FedSub, PersonalParameters, Scaffold
+from lfl.data.partition import IndexSets, Partition
+from lfl.participation import FullParticipation, HeldOutParticipation
 from lfl.randomness import client_keys, generator
+from lfl.subspace import DenseSubspace
 
 
 def test_draws_are_addressed_by_seed_purpose_and_round(tmp_path: Path) -> None:
@@ -74,3 +79,22 @@ def test_personal_models_are_x_with_what_belongs_to_each(tmp_path: Path) -> None
     assert torch.equal(model[~head], run.server.vector[~head])
     assert torch.equal(model[head], run.store.gather("personal", seen)[0])
     assert not torch.equal(model[head], run.server.vector[head])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Scaffold, lambda: SSF(DenseSubspace(5)), lambda: FedDyn(0.1), lambda: FedSub(DenseSubspace(5))],
+)
+def test_clients_that_are_held_out_count_nowhere(make: Any, tmp_path: Path) -> None:
+    """N in the server's state is the number of those that may take part, as if there were no others."""
+    vectors = []
+    for count, participation in ((5, HeldOutParticipation([4], FullParticipation())), (4, FullParticipation())):
+        data = QuadraticData(5)
+        data.num_clients = count
+        sets = IndexSets(torch.arange(count), torch.arange(count + 1))
+        data.partition = Partition(sets, sets)
+        trainer, _ = train_quadratic([make()], tmp_path, data=data, max_rounds=3, participation=participation)
+        assert trainer.run.num_joining == 4
+        assert trainer.run.held_out.tolist() == [4][: count - 4]
+        vectors.append(trainer.server.vector)
+    torch.testing.assert_close(*vectors, rtol=0, atol=1e-14)

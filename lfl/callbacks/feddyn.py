@@ -63,7 +63,8 @@ class FedDyn(FederatedCallback):
         self._aggregator = federation.aggregator
         if self.alpha:
             self._store.declare(_SLOT, federation.layout.dim, federation.layout.dtype)
-        self._total = float(self._aggregator.weights(federation.data.client_sizes).sum())
+        weights = self._aggregator.weights(federation.data.client_sizes)
+        self._total = float(weights.sum() - weights[federation.held_out].sum())
         self.drift = torch.zeros_like(federation.server.vector)
 
     @override

@@ -135,6 +135,7 @@ class FedSub(FederatedCallback):
     def _absent(self, round: Round) -> Tensor:
         """Ids of this process's clients that have data and are not in the round's aggregate."""
         absent = self._federation.data.client_sizes > 0
+        absent[self._federation.held_out] = False
         absent &= self._federation.processes.at_home(torch.arange(len(absent)))
         for ids in round.reported:
             absent[ids] = False

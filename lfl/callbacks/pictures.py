@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from jsonargparse.typing import PositiveFloat, PositiveInt
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 from typing_extensions import override
 
@@ -24,12 +23,12 @@ from lfl.callback import FederatedCallback, submodule_of
 from lfl.callbacks.labels import check_labels, labels_of
 from lfl.client.evaluation import Evaluator
 from lfl.federation import Federation
+from lfl.reporting.figures import FOLDER, save_figure
 from lfl.round import Round
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FOLDER = "pictures"  # in the run's folder
 _COLUMNS = 2**16  # of moves that are converted to float64 at a time
 
 
@@ -42,7 +41,7 @@ class Pictures(FederatedCallback):
 
     @override
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        self._folder = Path(trainer.log_dir) / _FOLDER
+        self._folder = Path(trainer.log_dir) / FOLDER
         self._loggers = list(trainer.loggers)
 
     @override
@@ -62,14 +61,7 @@ class Pictures(FederatedCallback):
 
     def show(self, figure: Figure, name: str, number: int) -> None:
         """Write ``NAME_ROUND.png``, and log it under the name."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{name}_{number:06d}.png"
-        figure.savefig(path, dpi=120)
-        for logger in self._loggers:
-            if isinstance(logger, WandbLogger):
-                logger.log_image(key=f"{_FOLDER}/{name}", images=[str(path)], step=number)
-            elif isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(f"{_FOLDER}/{name}", figure, number)
+        save_figure(figure, self._folder, self._loggers, name, number)
 
 
 class TrajectoryPictures(Pictures):

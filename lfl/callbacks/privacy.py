@@ -237,7 +237,7 @@ class Sampling:
     @classmethod
     def of(cls, federation: Federation) -> Sampling:
         """The sampling of a run; raises ValueError where there is no fixed number to divide by."""
-        participation, num_clients = federation.participation, federation.num_clients
+        participation, num_clients = federation.participation.rule, federation.num_joining
         if isinstance(participation, PoissonParticipation):
             return cls(num_clients, participation.probability)
         size = participation.count(num_clients)

@@ -51,7 +51,7 @@ class Scaffold(FederatedCallback):
     @override
     def on_run_start(self, federation: Federation) -> None:
         self._store = federation.store
-        self._num_clients = federation.num_clients
+        self._num_clients = federation.num_joining
         self._store.declare(_SLOT, federation.layout.dim, federation.layout.dtype)
         self.control = torch.zeros_like(federation.server.vector)
 

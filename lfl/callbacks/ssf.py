@@ -75,7 +75,7 @@ class SSF(FederatedCallback):
         layout = federation.layout
         self._store = federation.store
         self._ledger = federation.ledger
-        self._num_clients = federation.num_clients
+        self._num_clients = federation.num_joining
         self._store.declare(_SLOT, layout.dim, layout.dtype)
         self.control = torch.zeros_like(federation.server.vector)
         self._bases = RefreshedBasis(self.subspace, self.refresh_every, layout, federation.seed, federation.device)

@@ -160,7 +160,7 @@ class Evaluator:
             self._generators.seed(self._seed, stage, index or 0, number)
             self._call_at_batch(f"on_{_STEPS[stage]}_batch_start", hooks, batch, number, index or 0)
             with self._model.autocast():
-                output = step(*_arguments(step, batch, number, index))
+                output = step(*step_arguments(step, batch, number, index))
             self._call_at_batch(f"on_{_STEPS[stage]}_batch_end", hooks, output, batch, number, index or 0)
             if stage == "predict":
                 outputs.append(output)
@@ -190,8 +190,8 @@ def _means(sums: dict[str, Tensor]) -> dict[str, float]:
     return {name: float(total[0] / total[1]) for name, total in sums.items()}
 
 
-def _arguments(step: Any, batch: Any, number: int, index: int | None) -> tuple[Any, ...]:
-    """The arguments of a step: batch, its number, and the number of its loader, as many of them as the step takes."""
+def step_arguments(step: Any, batch: Any, number: int, index: int | None) -> tuple[Any, ...]:
+    """Arguments of a step: batch, its number, and the number of its loader, as many of them as the step takes."""
     count = len(inspect.signature(step).parameters)
     return (batch, number, index or 0)[:count]
 

@@ -35,6 +35,7 @@ class LearningRates:
         self._built = self._first  # as the module last built the optimizer: others have been set by hooks
         self._others = self._other_settings()  # those of the first round, which all rounds have
         self._has_warned = False
+        self._before = self._first  # the rates of the round before
         self._functions = [list(_functions(c.scheduler.state_dict())) for c in self.configs]
         self.description = {
             "optimizer": describe_optimizer(self.optimizer),
@@ -92,6 +93,7 @@ class LearningRates:
         Raises:
             ValueError: the round was evaluated, and did not log the metric that a scheduler watches.
         """
+        self._before = self._rates()
         # torch warns of schedulers that step before their optimizer, and this optimizer never steps.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         for config in self.configs:
@@ -110,11 +112,16 @@ class LearningRates:
         use_python_numbers(self.optimizer)
         self._warn_of_other_settings()
 
+    def go_back(self) -> None:
+        """Return to the rates of the last finished round, whose models are evaluated once more."""
+        for group, rate in zip(self.optimizer.param_groups, self._before, strict=True):
+            group["lr"] = rate
+
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' states and the current rates."""
         states = zip(self.configs, self._functions, strict=True)
         saved = [_without(known, config.scheduler.state_dict()) for config, known in states]
-        return {"schedulers": saved, "rates": self._rates(), "built": self._built}
+        return {"schedulers": saved, "rates": self._rates(), "built": self._built, "before": self._before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
@@ -123,6 +130,7 @@ class LearningRates:
         for group, rate in zip(self.optimizer.param_groups, state["rates"], strict=True):
             group["lr"] = rate
         self._built = state["built"]
+        self._before = state.get("before", state["rates"])  # of 0.1.0: there are none
 
     def _rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]

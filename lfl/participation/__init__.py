@@ -10,6 +10,7 @@ from lfl.participation.drawn import (
 )
 from lfl.participation.fastest import DoublingParticipation, FastestParticipation
 from lfl.participation.fixed import FixedParticipation
+from lfl.participation.held_out import HeldOutParticipation
 
 __all__ = [
     "AsynchronousParticipation",
@@ -17,6 +18,7 @@ __all__ = [
     "FastestParticipation",
     "FixedParticipation",
     "FullParticipation",
+    "HeldOutParticipation",
     "Participation",
     "PoissonParticipation",
     "UniformParticipation",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from lfl.system import System
@@ -54,6 +55,16 @@ class Participation(ABC):
         """Whether the participants stay the same within each period of ``rounds`` rounds, counted from round 1."""
         del rounds
         return False
+
+    @property
+    def rule(self) -> "Participation":
+        """How those clients are drawn that may take part."""
+        return self
+
+    def held_out(self, num_clients: int, seed: int) -> Tensor:
+        """Ids of the clients that never take part, ascending (int64, CPU)."""
+        del num_clients, seed
+        return torch.empty(0, dtype=torch.int64)
 
     def count(self, num_clients: int) -> int | None:
         """The number of participants (M), where it is the same in every round; None where it is not."""

@@ -29,8 +29,14 @@ from lfl.callbacks import (
     Sign,
     TopK,
 )
-from lfl.callbacks.privacy import Accounting
-from lfl.participation import FixedParticipation, FullParticipation, PoissonParticipation, UniformParticipation
+from lfl.callbacks.privacy import Accounting, Sampling
+from lfl.participation import (
+    FixedParticipation,
+    FullParticipation,
+    HeldOutParticipation,
+    PoissonParticipation,
+    UniformParticipation,
+)
 from lfl.round import Cohort, Round
 from lfl.trainer import FederatedTrainer
 
@@ -314,3 +320,9 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lfl\[privacy\]'"):
         train([DifferentialPrivacy()], tmp_path, participation=FullParticipation())
+
+
+def test_clients_that_are_held_out_are_not_sampled_from(tmp_path: Path) -> None:
+    participation = HeldOutParticipation(0.25, UniformParticipation(3))
+    run = train([], tmp_path, max_rounds=0, participation=participation).run
+    assert Sampling.of(run) == Sampling(6, None, 3, is_fresh=True)

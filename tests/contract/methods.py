@@ -161,7 +161,9 @@ METHODS: dict[str, Stack] = {
     "hf-maml": lambda: [MAML(alpha=0.05)],
     "adversaries+top-k": lambda: [LabelFlip(share=0.4), SignFlip(share=0.3), TopK(0.1)],
     "scaffold+deadline": lambda: [Scaffold()],
-    "fedavg-fine-tuned": lambda: [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase(epochs=2, lr=0.05)])],
+    "fedavg-fine-tuned": lambda: [
+        ClientEvaluation(1, [LocalPhase(epochs=2, lr=0.05)], scopes=["server", "personal", "fine_tuned"])
+    ],
 }
 
 # What a method needs of the trainer besides its callbacks.

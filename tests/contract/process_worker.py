@@ -17,13 +17,22 @@ from torchmetrics.classification import MulticlassAccuracy
 from worlds import Bystander, Quadratic, QuadraticData, batch_norm, even_data, mlp, ragged_data, train, train_quadratic
 
 from lfl.aggregation import MeanAggregator
-from lfl.callbacks import FederatedCallback, GradientNormStages, Scaffold
+from lfl.callbacks import ClientEvaluation, FederatedCallback, GradientNormStages, PersonalParameters, Scaffold
 from lfl.checkpointing import Checkpointing
+from lfl.engine import LocalPhase
 from lfl.models import Classifier
-from lfl.participation import DoublingParticipation, FixedParticipation, FullParticipation
+from lfl.participation import (
+    DoublingParticipation,
+    FixedParticipation,
+    FullParticipation,
+    HeldOutParticipation,
+    UniformParticipation,
+)
 from lfl.processes.group import Processes
 from lfl.processes.sums import ProcessSums
+from lfl.reporting.client_table import read_clients
 from lfl.round import Cohort, Round
+from lfl.scopes import ScopeName
 from lfl.system import ExponentialSpeeds
 from lfl.trainer import FederatedTrainer
 
@@ -62,6 +71,21 @@ def in_stages(folder: Path, devices: int) -> dict[str, Any]:
         [GradientNormStages(mu=30.0)], folder / "stages", devices=devices, system=ExponentialSpeeds(), **options
     )
     return {"vector": trainer.server.vector, "stages": options["participation"].stages_ended}
+
+
+def in_scopes(folder: Path, devices: int) -> dict[str, Any]:
+    """Two rounds of FedRep without two of the clients, and what every client is evaluated to."""
+    scopes: list[ScopeName] = ["server", "personal", "fine_tuned", "new"]
+    trainer = train(
+        [PersonalParameters(["*.head.*"]), ClientEvaluation(1, [LocalPhase(["*.head.*"], lr=0.05)], scopes=scopes)],
+        folder / "scopes",
+        engine="vectorized",
+        devices=devices,
+        max_rounds=2,
+        participation=HeldOutParticipation(0.25, UniformParticipation(4)),
+    )
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "/val" in name}
+    return {"rows": list(read_clients(Path(trainer.log_dir) / "clients.csv")), "metrics": metrics}
 
 
 def with_buffers(folder: Path, devices: int) -> FederatedTrainer:
@@ -243,6 +267,7 @@ def on_one_machine(folder: Path) -> dict[str, Any]:
     results["stages"] = in_stages(folder, 2)
     results["metrics"] = with_metrics(folder, 2)
     results["buffers"] = with_buffers(folder, 2).server_state_dict()
+    results["scopes"] = in_scopes(folder, 2)
     results["dealt"] = dealt(folder, 2, [])
     results["at home"] = dealt(folder, 2, [Scaffold()])
     results["nobody"] = {method: without_clients(method, folder, 2) for method in SOMETIMES}

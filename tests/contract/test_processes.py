@@ -15,6 +15,7 @@ from contract.methods import METHODS
 from contract.process_worker import (
     ROBUST,
     few_clients,
+    in_scopes,
     in_stages,
     quadratic,
     run,
@@ -99,6 +100,16 @@ def test_metric_objects_meet_though_a_process_has_nothing_to_measure(
     found, expected = two_processes["metrics"], with_metrics(tmp_path, 1)
     assert found == expected
     assert 0 < found["measured"][0] < 1
+
+
+def test_clients_are_evaluated_where_they_live(two_processes: dict[str, Any], tmp_path: Path) -> None:
+    """In every scope, each once, in the order of one process."""
+    found, expected = two_processes["scopes"], in_scopes(tmp_path, 1)
+    assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-12)
+    assert {name.split("/")[0] for name in found["metrics"]} == {"server", "personal", "fine_tuned", "new"}
+    assert [row[:4] for row in found["rows"]] == [row[:4] for row in expected["rows"]]
+    for two, one in zip(found["rows"], expected["rows"], strict=True):
+        assert two[4] == pytest.approx(one[4], abs=1e-12)
 
 
 def test_buffers_are_joined(two_processes: dict[str, Any], tmp_path: Path) -> None:
