@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lfl import hooks
-from lfl.callback import FederatedCallback, overrides
-from lfl.comm import Payload, Sent
+from lfl.callback import overrides
+from lfl.comm import Sent
 from lfl.hooks import NonFiniteUpdateError
-from lfl.processes.sums import ProcessSums
-from lfl.round import Cohort, Round, add_to
+from lfl.round import Cohort, Round
 from lfl.run import Run
 from lfl.system import Answers
+from lfl.upload import Upload
 
 
 class FederatedLoop:
@@ -28,8 +28,7 @@ class FederatedLoop:
         self.run = run
         # Only the callbacks that override a hook: the others cost nothing in a round.
         self._hooks = {name: [c for c in run.callbacks if overrides(c, name)] for name in _HOOKS}
-        self._sums = ProcessSums(run.processes)
-        self._widths: dict[FederatedCallback | None, int] = {}  # of what codecs, and the aggregator (None), were given
+        self._upload = Upload(run)
         self._state_at_home = run.store.is_used
         self._unlogged: OSError | None = None  # the first failure of a logger
 
@@ -100,9 +99,9 @@ class FederatedLoop:
             hooks.check_rows(self._hooks["on_step_end"] or self._hooks["wrap_gradient"], cohort)
             # Before the upload: a hook of it might write NaN into the client store.
             self._drop_nonfinite(cohort)
-            self._upload(cohort)
+            self._upload.add(cohort)
             run.display.clients_done(len(cohort.num_steps))
-        self._aggregate(round)
+        self._upload.close(round)
         self._step(round)
         round.log("time/train_s", time.perf_counter() - started)
         self._evaluate(round)
@@ -135,8 +134,7 @@ class FederatedLoop:
             callback.on_round_start(round)
         for callback in self._hooks["coordinates"]:
             round.basis = callback.coordinates(round)
-        run.aggregator.start()
-        self._widths = {}
+        self._upload.open()
         return round
 
     def _local(self, clients: Tensor, number: int) -> Tensor:
@@ -207,135 +205,6 @@ class FederatedLoop:
         self.run.display.message(f"Skipped the update of {where}: it is not finite.")
         cohort.round.totals.num_refused += len(refused)
         cohort.keep(mask)
-
-    def _upload(self, cohort: Cohort) -> None:
-        """Count what the clients of a cohort send (encoded updates, extra payloads, buffers), and add it to the sums.
-
-        After this the server keeps sums only, and nothing of a single client.
-        """
-        if not len(cohort):
-            return
-        run = self.run
-        round = cohort.round
-        totals = round.totals
-        # Before the update is read: a hook may still change it, and adds the extra payloads.
-        for callback in self._hooks["on_cohort_end"]:
-            with run.store.claimed_by(callback):
-                hooks.end_cohort(callback, cohort)
-        payload = Payload.dense(cohort.delta)
-        codecs = self._codecs(round)
-        for callback in codecs:
-            self._widths[callback] = payload.values.shape[1]
-            with run.store.claimed_by(callback):
-                payload = hooks.encode(callback, cohort, payload)
-        run.ledger.upload("update", payload)
-        rows = payload.values
-        # Only the codecs from the first non-linear one on; those before it decode the aggregate, once.
-        for callback in reversed(self._per_client_codecs(round)):
-            rows = hooks.decode(callback, round, rows, self._widths[callback])
-        self._widths[None] = rows.shape[1]
-        hooks.check_sent(self._hooks["on_cohort_end"] + codecs, cohort, rows)
-        rows = run.aggregator.on_arrival(rows, cohort.staleness, cohort.start, round.server)
-        weights = run.aggregator.weights(cohort.num_examples)
-        run.aggregator.add_clients(rows, weights, cohort.places, len(round.clients))
-        sent = payload.bits_per_client()
-        for name, extra in cohort.uploads.items():
-            payload = Payload(extra, cohort.upload_bits.get(name, run.ledger.bits_of(extra[0])))
-            run.ledger.upload(name, payload)
-            sent = sent + payload.bits_per_client()
-            add_to(totals.received, name, extra.sum(dim=0, dtype=torch.float64))
-        if cohort.losses is not None:
-            totals.losses = cohort.losses.sum() if totals.losses is None else totals.losses + cohort.losses.sum()
-        for name, logged in cohort.metrics.items():
-            add_to(totals.logged, name, logged.sum())
-        totals.num_reported += len(cohort)
-        if run.work.varies:
-            totals.epochs += run.work.epochs(cohort.num_steps, cohort.num_examples, run.data.batch_size)
-        round.reported.append(cohort.ids)
-        sent = sent + self._upload_buffers(cohort, weights)
-        if run.system is not None:
-            self._add_uplink_bits(cohort, sent)
-
-    def _add_uplink_bits(self, cohort: Cohort, sent: Tensor) -> None:
-        """Add the bits [C] that the clients of a cohort have sent, for the simulated system."""
-        round = cohort.round
-        # At the client's place in the round, so that processes can add up their vectors.
-        bits = torch.zeros(len(round.clients), dtype=torch.float64)
-        bits[cohort.places] = sent.double().cpu()
-        round.totals.uplink_bits = bits if round.totals.uplink_bits is None else round.totals.uplink_bits + bits
-
-    def _upload_buffers(self, cohort: Cohort, weights: Tensor) -> int:
-        """Send or keep the buffers of a cohort, as the buffer policy says; returns the bits that each client sends.
-
-        ``weights`` [C] are those of the updates.
-        """
-        run = self.run
-        totals = cohort.round.totals
-        if run.buffer_policy == "client" and cohort.buffers.numel():
-            run.store.scatter("buffers", cohort.ids, cohort.buffers)
-        if run.buffer_policy != "average":
-            return 0
-        if cohort.counters:
-            largest = torch.cat([rows.amax(dim=0).double().reshape(-1) for rows in cohort.counters])
-            totals.counters = largest if totals.counters is None else torch.maximum(totals.counters, largest)
-        if not cohort.buffers.numel():
-            return 0
-        payload = Payload.dense(cohort.buffers)
-        run.ledger.upload("buffers", payload)
-        # Differences are averaged, so that a buffer that no client changes stays exactly what it is.
-        moved = (cohort.buffers - run.server.buffers).double()
-        weights = weights.to(moved.device)
-        weighted = torch.cat([weights @ moved, weights.sum().reshape(1)])  # the last entry is the sum of weights
-        totals.buffers = weighted if totals.buffers is None else totals.buffers + weighted
-        return int(payload.bits)
-
-    def _aggregate(self, round: Round) -> None:
-        """Add up the sums of all processes, and compute the update of the round from them."""
-        run = self.run
-        totals = round.totals
-        # What the ledger and the aggregator have counted in this process travels in the same all-reduce.
-        totals.num_stopping = int(run.stop_request.should_stop)
-        totals.up_bits = run.ledger.up_bits
-        totals.aggregate = run.aggregator.sums
-        totals.counters = self._as_row(totals.counters)
-        round.totals = totals = totals.join(self._sums, round.server.device)
-        run.aggregator.sums = totals.aggregate
-        run.ledger.close_round(totals.up_bits)
-        if totals.buffers is not None:
-            run.server.move_buffers(totals.buffers[:-1] / totals.buffers[-1])
-        if totals.counters is not None:
-            rows = totals.counters
-            run.server.set_counters(rows[rows[:, 0] > 0, 1:].amax(dim=0))
-        # All clients were dropped, or the round had none: there is no update, and the server stays where it is.
-        if not totals.num_reported:
-            return
-        update, maker = run.aggregator.result(), f"{type(run.aggregator).__name__}.result"
-        for name, value in run.aggregator.metrics().items():
-            round.log(name, value)
-        hooks.check_update(maker, "the aggregate", round, update, self._widths.get(None))
-        update = update.to(round.server.dtype)
-        for callback in reversed(self._shared_codecs(round)):
-            update, maker = hooks.decode(callback, round, update, self._widths.get(callback)), type(callback).__name__
-        width = len(round.server) if round.basis is None else round.basis.rank
-        hooks.check_update(maker, "the decoded aggregate", round, update, width)
-        if round.basis is not None:
-            round.update_coordinates = update
-            update = round.basis.lift(update)
-        round.update = update
-        for callback in self._hooks["on_aggregate"]:
-            hooks.aggregate(callback, round)
-
-    def _as_row(self, counters: Tensor | None) -> Tensor | None:
-        """This process's largest counters [n] as one row of a matrix [W, 1 + n], the other rows zero.
-
-        The sum over the W processes then has a row of each, and the maximum can be taken. The first column is 1 in the
-        rows of processes that have counters.
-        """
-        if counters is None:
-            return None
-        rows = counters.new_zeros(self.run.processes.count, 1 + len(counters))
-        rows[self.run.processes.rank] = torch.cat([counters.new_ones(1), counters])
-        return rows
 
     def _step(self, round: Round) -> None:
         """Move the server's model, and record what it costs a client that missed the round to catch up."""
@@ -448,31 +317,6 @@ class FederatedLoop:
                 raise
             raise self._unlogged from error  # the first to fail
 
-    def _codecs(self, round: Round) -> list[FederatedCallback]:
-        """The codecs of a round, up to the first that keeps its payload from the codecs behind it."""
-        codecs = self._hooks["encode"]
-        last = next((i for i, codec in enumerate(codecs) if codec.ends_encoding(round)), len(codecs))
-        return codecs[: last + 1]
-
-    def _first_per_client(self) -> int:
-        """Index of the first codec whose payloads must be decoded for each client: the first non-linear one.
-
-        The mean of what linear codecs encode is what they would encode of the mean, so it can be decoded once. An
-        aggregate that is no such mean needs all of them decoded.
-        """
-        if self.run.aggregator.decoded:
-            return 0
-        codecs = self._hooks["encode"]
-        return next((i for i, codec in enumerate(codecs) if not codec.linear), len(codecs))
-
-    def _shared_codecs(self, round: Round) -> list[FederatedCallback]:
-        """The codecs whose payloads are averaged while encoded, and decoded once."""
-        return self._codecs(round)[: self._first_per_client()]
-
-    def _per_client_codecs(self, round: Round) -> list[FederatedCallback]:
-        """The codecs whose payloads are decoded for each client."""
-        return self._codecs(round)[self._first_per_client() :]
-
 
 _HOOKS = (
     "on_round_start",
@@ -480,9 +324,6 @@ _HOOKS = (
     "on_download",
     "wrap_gradient",
     "on_step_end",
-    "on_cohort_end",
-    "encode",
-    "on_aggregate",
     "on_server_step",
     "on_round_end",
 )
