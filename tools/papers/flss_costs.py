@@ -12,7 +12,8 @@ seems to cut the first to 35.14 and to round the second to 37.00.
 The CNN (two convolutions of 32 and 64 channels, 512 units; D = 878,538 with 10 classes, 924,708 with 100) goes through
 all rounds. Of the ResNets one period of s rounds is measured, and stands for all; they have GroupNorm, which has as
 many parameters as BatchNorm, and no statistics, which the paper does not count. FLSS on ResNet-18 takes 7 GB of memory
-and some minutes, on ResNet-50 twice that. FedProx, MOON, FedDyn and FedNTD send what FedAvg does.
+and some minutes, on ResNet-50 twice that. FedProx, MOON, FedDyn and FedNTD send what FedAvg does. LBGM's cost depends
+on the data: on random images no update is like the last, and it sends what FedAvg does.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from lfl.aggregation import MeanAggregator
-from lfl.callbacks import FLSS, FederatedCallback, Scaffold, Sign
+from lfl.callbacks import FLSS, LBGM, STC, FederatedCallback, FetchSGD, Scaffold, Sign
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
 from lfl.loggers.csv import METRICS_FILE, read_rows
 from lfl.models import Classifier, McMahanCNN, ResNet
@@ -53,6 +55,8 @@ class Cell:
         sample_every: its s.
         rank: its R; None for the setting's.
         signs: with sign and error feedback in full rounds.
+        codec: what it sends with in place of FLSS and the sign, made from D.
+        varies: what is sent depends on the data, so that every round is run.
         controls: SCAFFOLD; its rounds are half as many, as the paper compares it at FedAvg's cost.
         counts_warmup: the cost is that of 400 rounds.
     """
@@ -65,22 +69,44 @@ class Cell:
     sample_every: int | None = None
     rank: int | None = None
     signs: bool = False
+    codec: Callable[[int], FederatedCallback] | None = None
+    varies: bool = False
     controls: bool = False
     counts_warmup: bool = False
 
-    def stack(self, setting: Setting) -> list[FederatedCallback]:
-        """The callbacks of the method."""
+    def stack(self, setting: Setting, dim: int) -> list[FederatedCallback]:
+        """The callbacks of the method, for D parameters."""
+        if self.codec is not None:
+            return [self.codec(dim)]
         rank = self.rank or setting.rank
         flss = [FLSS(setting.warmup_rounds, rank, self.sample_every, warmup="auto")] if self.projects else []
         return [*([Scaffold()] if self.controls else []), *flss, *([Sign()] if self.signs else [])]
 
 
-def _cells(network: str, num_classes: int, *costs: tuple[str, str, dict[str, int | bool | None]]) -> list[Cell]:
+def _fetchsgd(dim: int) -> FetchSGD:
+    """A table of a quarter of the parameters, as the paper's cost says."""
+    return FetchSGD(5, dim // 20)
+
+
+def _stc(dim: int) -> STC:
+    """About one bit for a parameter, as the paper's cost says: a gap and a sign take 4.55 bits."""
+    del dim
+    return STC(0.22)
+
+
+def _lbgm(dim: int) -> LBGM:
+    del dim
+    return LBGM(0.05)
+
+
+_FETCHSGD: dict[str, Any] = {"projects": False, "codec": _fetchsgd}
+_STC: dict[str, Any] = {"projects": False, "codec": _stc}
+_LBGM: dict[str, Any] = {"projects": False, "codec": _lbgm, "varies": True, "counts_warmup": True}
+
+
+def _cells(network: str, num_classes: int, *costs: tuple[str, str, dict[str, Any]]) -> list[Cell]:
     title = f"CIFAR-{num_classes}{'' if network == 'cnn' else f', {network}'}"
-    return [
-        Cell(f"{name}, {title}", published, network, num_classes, **options)  # type: ignore[arg-type]
-        for name, published, options in costs
-    ]
+    return [Cell(f"{name}, {title}", published, network, num_classes, **options) for name, published, options in costs]
 
 
 CELLS = [
@@ -91,7 +117,10 @@ CELLS = [
         ("FLSS, s = 5", "35.14 M", {"sample_every": 5}),
         ("sign + EF", "5.49 M", {"projects": False, "signs": True}),
         ("sign + EF + FLSS", "1.11 M", {"sample_every": 5, "signs": True}),
+        ("FetchSGD", "43.92 M", _FETCHSGD),
+        ("STC", "5.49 M", _STC),
         ("FLSS, 400 rounds", "0.21 G", {"sample_every": 5, "counts_warmup": True}),
+        ("LBGM, 400 rounds", "0.20 G to 0.27 G", _LBGM),
     ),
     *_cells(
         "cnn", 100,
@@ -103,7 +132,10 @@ CELLS = [
         ("FLSS, fixed subspace", "0.01 M", {}),
         ("sign + EF", "5.78 M", {"projects": False, "signs": True}),
         ("sign + EF + FLSS", "1.16 M", {"sample_every": 5, "signs": True}),
+        ("FetchSGD", "46.23 M", _FETCHSGD),
+        ("STC", "5.78 M", _STC),
         ("FLSS, 400 rounds", "0.22 G", {"sample_every": 5, "counts_warmup": True}),
+        ("LBGM, 400 rounds", "0.20 G to 0.27 G", _LBGM),
     ),
     *_cells(
         "resnet18", 10,
@@ -156,7 +188,8 @@ class Setting:
     def of(self, cell: Cell) -> Setting:
         """That of a cell: where all rounds are alike, or the network is large, a period is enough."""
         period = cell.sample_every or 2
-        large = replace(self, measured=period) if cell.network != "cnn" or not cell.projects else self
+        are_alike = not (cell.projects or cell.varies)
+        large = replace(self, measured=period) if cell.network != "cnn" or are_alike else self
         return large if cell.projects else replace(large, warmup_rounds=0)
 
 
@@ -175,23 +208,25 @@ def uploaded(cell: Cell, backbone: nn.Module, setting: Setting, channels: int, s
         participation=FullParticipation(),
         local_steps=1,
         aggregator=MeanAggregator("uniform"),
-        callbacks=cell.stack(setting),
+        callbacks=cell.stack(setting, sum(parameter.numel() for parameter in backbone.parameters())),
         check_val_every_n_rounds=last,
     ) as trainer:
         rows = read_rows(Path(trainer.log_dir) / METRICS_FILE)
         counts = [metrics["comm/up_bytes"] / 4 for _, metrics in rows]
     warmup, after = counts[: setting.warmup_rounds], counts[setting.warmup_rounds :]
     total = sum(after) / measured * setting.rounds / (2 if cell.controls else 1)
-    return total + (sum(warmup) / len(warmup) * _PAPER_WARMUP if cell.counts_warmup else 0.0)
+    whole = warmup or after  # without a warm-up of its own its rounds are those of the others
+    return total + (sum(whole) / len(whole) * _PAPER_WARMUP if cell.counts_warmup else 0.0)
 
 
-def cost_table(setting: Setting, networks: list[str]) -> Table:
-    """A row for each cell."""
+def cost_table(setting: Setting, networks: list[str], words: list[str] | None = None) -> Table:
+    """A row for each cell of the networks; where there are words, for those whose name has one of them."""
     table = Table(
         f"Uploads of one client in {setting.rounds} rounds after warm-up, R = {setting.rank}",
         ["method", "D", "parameters", "millions", "paper", "seconds"],
     )
-    for cell in (cell for cell in CELLS if cell.network in networks):
+    chosen = [cell for cell in CELLS if cell.network in networks and (not words or any(w in cell.name for w in words))]
+    for cell in chosen:
         gc.collect()  # the last cell's run, with D R numbers
         started = time.perf_counter()
         backbone = NETWORKS[cell.network](cell.num_classes)
@@ -205,6 +240,7 @@ def cost_table(setting: Setting, networks: list[str]) -> Table:
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["cnn"], help="those whose cells are made")
+    parser.add_argument("--only", nargs="+", help="words of which a cell's name must have one; all cells")
     parser.add_argument("--rank", type=int, default=Setting.rank, help="R")
     parser.add_argument("--warmup_rounds", type=int, default=Setting.warmup_rounds, help="L, at least R")
     parser.add_argument("--rounds", type=int, default=Setting.rounds, help="rounds after warm-up; the paper counts 200")
@@ -216,7 +252,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
     torch.set_num_threads(options.threads)
-    table = cost_table(Setting(options.rank, options.warmup_rounds, options.rounds), options.networks)
+    table = cost_table(Setting(options.rank, options.warmup_rounds, options.rounds), options.networks, options.only)
     table.show()
     table.write(options.output)
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from lfl.callbacks import FetchSGD
 from tools.papers import flss_costs
 
 
@@ -30,6 +31,11 @@ def test_a_period_stands_for_all_rounds() -> None:
         (flss_costs.Cell("FedAvg", projects=False), 2, 10 * dim),
         (flss_costs.Cell("SCAFFOLD", projects=False, controls=True), 2, 10 * dim),
         (flss_costs.Cell("signs", projects=False, signs=True), 2, 10 * (dim + 32) / 32),
+        (
+            flss_costs.Cell("FetchSGD", projects=False, codec=lambda dim: FetchSGD(5, dim // 20)),
+            2,
+            10 * 5 * (dim // 20),
+        ),
         (flss_costs.Cell("ResNet", network="resnet18", sample_every=5), 5, 2 * (dim + 4 * 3)),
     ):
         small = setting.of(cell)
