@@ -272,12 +272,13 @@ class FederatedLoop:
             round.log("clients_dropped", float(len(round.dropped)))
         if not len(round.clients) + round.num_lost:
             return
-        seconds = run.participation.seconds(round.number, run.num_clients, run.seed)
+        sent = round.totals.uplink_bits
+        sent = torch.zeros(len(round.clients), dtype=torch.float64) if sent is None else sent.cpu()
+        received = run.ledger.received_bits.double()
+        seconds = run.participation.seconds(round.number, run.num_clients, run.seed, sent, received)
         if seconds is None:
-            sent = round.totals.uplink_bits
-            sent = torch.zeros(len(round.clients), dtype=torch.float64) if sent is None else sent.cpu()
-            received = run.ledger.received_bits[torch.searchsorted(round.invited, round.clients)].double()
-            seconds = run.system.round_seconds(round.clients, sent, round.number, run.seed, received, round.num_lost)
+            own = received[torch.searchsorted(round.invited, round.clients)]
+            seconds = run.system.round_seconds(round.clients, sent, round.number, run.seed, own, round.num_lost)
         total = run.progress.simulated_seconds
         for name, value in seconds.items():
             total[name] = total.get(name, 0.0) + value

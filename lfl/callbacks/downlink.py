@@ -35,6 +35,8 @@ class Downlink(FederatedCallback):
 
     def __init__(self, codec: Compressor) -> None:
         name = type(codec).__name__
+        if not isinstance(codec, Compressor):
+            raise ValueError(f"`codec={name}` of Downlink must compress a vector by itself, as TopK, Sign and QSGD do.")
         if isinstance(getattr(codec, "k", None), list):
             raise ValueError(
                 f"`k={getattr(codec, 'k', None)}` of {name} lists a number for each client, but in Downlink the server "

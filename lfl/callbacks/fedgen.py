@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lfl.arguments import check_choice, check_number
 from lfl.callback import FederatedCallback, Gradient, overrides, submodule_of
-from lfl.callbacks.labels import check_labels, labels_of, read_labels
+from lfl.callbacks.labels import check_labels, check_logits, labels_of, read_labels
 from lfl.client.layout import ParameterLayout
 from lfl.client.step import ClientStep, LocalStep
 from lfl.comm import Message
@@ -240,6 +240,7 @@ class FedGen(FederatedCallback):
             return loss
         labels, strengths = client.rows[_DRAWN], client.rows[_STRENGTHS]
         logits = client.call(client.rows[_FEATURES], part=self.head)
+        check_logits("FedGen", "head", self.head, logits, len(self.label_counts))
         on_drawn, of_classes = logits[: len(labels)], logits[len(labels) :]
         entropy = cross_entropy(on_drawn, labels)
         client.log("fedgen/cross_entropy", entropy)

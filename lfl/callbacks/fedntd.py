@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lfl.arguments import check_number
 from lfl.callback import FederatedCallback
-from lfl.callbacks.labels import check_labels, labels_of
+from lfl.callbacks.labels import check_labels, check_logits, labels_of
 from lfl.client.step import ClientStep
 from lfl.federation import Federation
 
@@ -55,17 +55,20 @@ class FedNTD(FederatedCallback):
         self.logits = logits
         self.target = target
         self.features = self.global_features = (logits,) if beta else ()
+        self._num_classes = 0  # not known yet
 
     @override
     def on_run_start(self, federation: Federation) -> None:
         if self.beta:
             check_labels("FedNTD", federation.data, self.target, federation.seed)
+            self._num_classes = federation.data.num_classes
 
     @override
     def client_loss(self, client: ClientStep, loss: Tensor) -> Tensor:
         if self.beta == 0:
             return loss
         logits, servers = client.features[self.logits], client.global_features[self.logits]
+        check_logits(type(self).__name__, "logits", self.logits, logits, self._num_classes)
         divergence = not_true_divergence(logits, servers, labels_of(client.batch, self.target), self.tau)
         client.log("fedntd/divergence", divergence)
         term: Tensor = self.beta * self.tau**2 * divergence.to(loss.dtype)

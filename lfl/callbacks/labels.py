@@ -47,3 +47,23 @@ def check_labels(owner: str, data: FederatedData, target: str | int, seed: int) 
     if not is_label:
         found = f"{labels.dtype} of shape {tuple(labels.shape[1:])}" if isinstance(labels, Tensor) else "no numbers"
         raise ValueError(f"{setting} must be class labels, one whole number for each example, and is {found}.")
+
+
+def check_logits(owner: str, setting: str, name: str, logits: Tensor, num_classes: int) -> None:
+    """Check that logits [b, classes] are enough for the classes of the data.
+
+    Args:
+        owner: the callback that reads them.
+        setting: its setting that says which submodule gives them.
+        name: of the submodule.
+        logits: what it gave.
+        num_classes: of the data; 0 where that is not known yet.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if logits.dim() != 2 or logits.shape[1] < num_classes:
+        raise ValueError(
+            f"`{setting}={name}` of {owner} must give a logit for each of {num_classes} classes, and gives outputs of "
+            f"shape {tuple(logits.shape[1:])}."
+        )

@@ -63,6 +63,8 @@ class SystemPictures(Pictures):
         self.max_clients = max_clients
         self.bins = bins
 
+    synchronous = True  # a round begins when all its clients are sent the model
+
     @override
     def on_run_start(self, federation: Federation) -> None:
         super().on_run_start(federation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from jsonargparse.typing import PositiveInt
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
@@ -11,6 +12,8 @@ from lfl.arguments import check_number
 from lfl.events import Arrivals, EventQueue
 from lfl.participation.base import Participation
 from lfl.system import Speeds
+
+_CLOSE = 0.01  # seconds that differ by less are as expected
 
 
 class AsynchronousParticipation(Participation):
@@ -25,6 +28,10 @@ class AsynchronousParticipation(Participation):
     Needs a ``trainer.system`` that knows how fast clients are, such as ``lfl.system.ExponentialSpeeds``; speeds that
     are dynamic are drawn anew whenever a client is sent the model. The events follow from seed and speeds: a run that
     is resumed goes through them again, about a millisecond for each update, and a checkpoint holds the models only.
+
+    What a client will send is known only when its update arrives, which the events must know before: they take what the
+    system expects, ``expected_up`` and ``expected_down`` of ``lfl.system.Links``. Where other bits are sent, as by
+    codecs, a warning says so.
 
     Logs ``async/staleness`` and ``async/max_staleness``, the mean and the largest number of steps of the server between
     what an update started from and what it changes; ``sim/time`` is when the last update of a round arrives.
@@ -52,6 +59,7 @@ class AsynchronousParticipation(Participation):
         self._queue: EventQueue | None = None
         self._of: tuple[int, int] | None = None  # the number of clients and the seed that the queue is for
         self._last: Arrivals | None = None  # of its last round
+        self._is_warned = False
 
     @override
     def check(self, num_clients: int) -> None:
@@ -95,13 +103,34 @@ class AsynchronousParticipation(Participation):
         return self._arrivals(round_number, num_clients, seed).awaited
 
     @override
-    def seconds(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:
+    def seconds(
+        self, round_number: int, num_clients: int, seed: int, bits: Tensor, down_bits: Tensor
+    ) -> dict[str, float]:
+        arrivals = self._arrivals(round_number, num_clients, seed)
+        self._compare(arrivals.clients, bits, None, seed, "expected_up")
+        self._compare(arrivals.invited, None, down_bits, seed, "expected_down")
         return {"time": self._arrivals(round_number, num_clients, seed).seconds}
 
     @override
     def metrics(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:
         staleness = (round_number - self._arrivals(round_number, num_clients, seed).sent_in).double()
         return {"async/staleness": float(staleness.mean()), "async/max_staleness": float(staleness.max())}
+
+    def _compare(self, clients: Tensor, bits: Tensor | None, down_bits: Tensor | None, seed: int, setting: str) -> None:
+        """Warn, once, if clients took other bits than the events, which come before them, have expected."""
+        system = self.system
+        if self._is_warned or system is None or not len(clients):
+            return
+        # Both of the same draws: only the bits differ.
+        expected = system.client_seconds(clients, None, 1, seed)
+        found = system.client_seconds(clients, bits, 1, seed, down_bits)
+        if not torch.allclose(found, expected, rtol=_CLOSE):
+            self._is_warned = True
+            rank_zero_warn(
+                "The clock of AsynchronousParticipation orders updates before it knows how many bits they take, and "
+                f"expected {float(expected.mean()):.3g} s for what takes {float(found.mean()):.3g} s: set `{setting}` "
+                "of the links to the bits of what is sent."
+            )
 
     def _able(self, num_clients: int) -> Tensor:
         """Ids of the clients that can be sent the model: those without examples have nothing to train on."""

@@ -37,9 +37,19 @@ class Participation(ABC):
         del round_number, num_clients, seed
         return []
 
-    def seconds(self, round_number: int, num_clients: int, seed: int) -> dict[str, float] | None:
-        """Simulated seconds of a round, by name; None for those of the system, which waits for all participants."""
-        del round_number, num_clients, seed
+    def seconds(
+        self, round_number: int, num_clients: int, seed: int, bits: Tensor, down_bits: Tensor
+    ) -> dict[str, float] | None:
+        """Simulated seconds of a round, by name; None for those of the system, which waits for all participants.
+
+        Args:
+            round_number: counted from 1.
+            num_clients: N.
+            seed: seed of the run.
+            bits: bits that each participant sent, float64, by the ledger.
+            down_bits: bits that each client that was sent the model received, float64, by the ledger.
+        """
+        del round_number, num_clients, seed, bits, down_bits
         return None
 
     def metrics(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:

@@ -109,9 +109,11 @@ class HeldOutParticipation(Participation):
         return self._rule_of(joining).awaited(round_number, len(joining), seed)
 
     @override
-    def seconds(self, round_number: int, num_clients: int, seed: int) -> dict[str, float] | None:
+    def seconds(
+        self, round_number: int, num_clients: int, seed: int, bits: Tensor, down_bits: Tensor
+    ) -> dict[str, float] | None:
         joining = self._joining(num_clients, seed)
-        return self._rule_of(joining).seconds(round_number, len(joining), seed)
+        return self._rule_of(joining).seconds(round_number, len(joining), seed, bits, down_bits)
 
     @override
     def metrics(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:

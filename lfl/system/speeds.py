@@ -66,7 +66,13 @@ class Speeds(System):
     def client_seconds(
         self, clients: Tensor, bits: Tensor | None, round_number: int, seed: int, down_bits: Tensor | None = None
     ) -> Tensor:
-        return self.client_times(clients, bits, round_number, seed, down_bits).total
+        seconds = self.client_times(clients, bits, round_number, seed, down_bits).total
+        if seconds.shape != clients.shape or not bool((seconds >= 0).all()):
+            raise ValueError(
+                f"{type(self).__name__} must give a number of seconds, 0 at least, for each of {len(clients)} clients; "
+                f"it gave {seconds.tolist()}."
+            )
+        return seconds
 
     @override
     def round_seconds(

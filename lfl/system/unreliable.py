@@ -53,7 +53,13 @@ class Unreliable(Speeds):
             check_number("Unreliable", "dropout", probability, least=0)
             if probability > 1:
                 raise ValueError(f"`dropout={probability}` of Unreliable is a probability and must be at most 1.")
+        if deadline is None and dropout in (0, []):
+            raise ValueError("Unreliable loses nobody: give it a `deadline`, or a `dropout` above 0.")
         self.speeds = fresh_default(speeds)
+        if not isinstance(self.speeds, Speeds):
+            raise ValueError(
+                f"`speeds` of Unreliable must know how long each client takes, which {type(speeds).__name__} does not."
+            )
         if self.speeds.loses_clients:
             raise ValueError("`speeds` of Unreliable lose clients themselves: give both settings to one Unreliable.")
         self.deadline = deadline

@@ -84,7 +84,7 @@ def test_clients_that_nobody_waits_for_may_be_held_out() -> None:
     alone.system, alone.client_sizes = FixedTimes([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([1, 1, 0, 1])
     participation.check(6)
     alone.check(4)
-    joining = torch.tensor([1, 2, 3, 5])
+    joining, bits = torch.tensor([1, 2, 3, 5]), (torch.zeros(2), torch.zeros(2))
     assert participation.is_late
     for number in (1, 2, 3):
         clients, expected = participation.select(number, 6, 0), alone.select(number, 4, 0)
@@ -92,5 +92,5 @@ def test_clients_that_nobody_waits_for_may_be_held_out() -> None:
         assert torch.equal(participation.invited(clients, number, 6, 0), joining[alone.invited(expected, number, 4, 0)])
         assert torch.equal(participation.sent_in(clients, number, 6, 0), alone.sent_in(expected, number, 4, 0))
         assert participation.awaited(number, 6, 0) == alone.awaited(number, 4, 0)
-        assert participation.seconds(number, 6, 0) == alone.seconds(number, 4, 0)
+        assert participation.seconds(number, 6, 0, *bits) == alone.seconds(number, 4, 0, *bits)
         assert participation.metrics(number, 6, 0) == alone.metrics(number, 4, 0)

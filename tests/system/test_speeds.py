@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from lfl.system import EqualSpeeds, FixedTimes
+from lfl.system import EqualSpeeds, FixedTimes, Speeds
 
 IDS = torch.tensor([1, 3])
 
@@ -24,3 +25,13 @@ def test_equal_speeds() -> None:
     assert EqualSpeeds(2.5).client_seconds(IDS, None, 3, 0).tolist() == [2.5, 2.5]
     with pytest.raises(ValueError, match="`seconds=0` of EqualSpeeds must be a number greater than 0"):
         EqualSpeeds(0)
+
+
+@pytest.mark.parametrize("seconds", [[-1.0, 1.0], [float("nan"), 1.0], [1.0, 1.0, 1.0]])
+def test_seconds_of_ones_own_are_looked_at(seconds: list[float]) -> None:
+    class Own(Speeds):
+        def compute_seconds(self, clients: Tensor, round_number: int, seed: int) -> Tensor:
+            return torch.tensor(seconds)
+
+    with pytest.raises(ValueError, match="Own must give a number of seconds, 0 at least, for each of 2 clients"):
+        Own().client_seconds(torch.arange(2), None, 1, 0)

@@ -11,7 +11,7 @@ from worlds import HEAD, Bystander, Rounds, head_of, ragged_data, train
 from lfl.callbacks import FLSSVRG, PersonalParameters, Scaffold
 from lfl.loggers.csv import read_rows
 from lfl.participation import FastestParticipation, FixedParticipation, FullParticipation
-from lfl.system import ExponentialSpeeds, FixedTimes, Unreliable
+from lfl.system import ExponentialSpeeds, FixedTimes, TimeSharing, Unreliable
 
 IDS = torch.arange(4)
 
@@ -55,7 +55,7 @@ def test_everybody_drops_out_as_often_as_said() -> None:
         (lambda: Unreliable(dropout=1.5), "`dropout=1.5` of Unreliable is a probability and must be at most 1."),
         (lambda: Unreliable(dropout=[-0.1]), "`dropout=-0.1` of Unreliable must be a number of at least 0."),
         (lambda: Unreliable(dropout=[0.1, 0.2]).check(3), "lists 2 probabilities, but there are 3 clients."),
-        (lambda: Unreliable(Unreliable(deadline=1.0)), "`speeds` of Unreliable lose clients themselves"),
+        (lambda: Unreliable(Unreliable(deadline=1.0), dropout=0.1), "`speeds` of Unreliable lose clients themselves"),
     ],
 )
 def test_what_is_refused(make: Any, message: str) -> None:
@@ -132,3 +132,10 @@ def test_epochs_that_lose_clients_are_refused(tmp_path: Path) -> None:
     system = Unreliable(ExponentialSpeeds(), dropout=0.1)
     with pytest.raises(ValueError, match="FLSSVRG needs the same participants for the `epoch_rounds=2` of an epoch"):
         train([FLSSVRG(20, 30.5, epoch_rounds=2)], tmp_path, system=system)
+
+
+def test_what_loses_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="Unreliable loses nobody: give it a `deadline`, or a `dropout` above 0"):
+        Unreliable()
+    with pytest.raises(ValueError, match="`speeds` of Unreliable must know how long each client takes, which TimeSh"):
+        Unreliable(TimeSharing(1e5), deadline=1.0)  # type: ignore[arg-type]
