@@ -20,9 +20,10 @@ SWEEP = "configs/sweeps/ssf.yaml"
 CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").rglob("*.yaml"))
 RUNNABLE = [name for name in CONFIGS if name != SWEEP]
 # Of a paper's settings, of which some take 8 s, the fast part trains the one with the most parts.
-FAST = ("/fedmrur/fedmrur.yaml", "/flss/sign_ef_flss.yaml", "/srpfl/fedrep_srpfl.yaml")
+FAST = ("/flss/sign_ef_flss.yaml", "/srpfl/fedrep_srpfl.yaml")
 BIG = [name for name in RUNNABLE if name.startswith("configs/papers/") and not name.endswith(FAST)]
 BIG += ["configs/cifar100_resnet18.yaml"]
+BIG += ["configs/fedbabu.yaml"]  # parts and fine-tuning of fedrep.yaml and fedavg_finetuned.yaml
 BIG += ["configs/flanp_finetuned.yaml"]  # flanp.yaml with fedavg_finetuned.yaml's fine-tuning: the fast part runs both
 FEWER = [
     "--trainer.accelerator=cpu",

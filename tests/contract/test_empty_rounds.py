@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from contract.empty import MAY_BE_EMPTY, NEVER_STILL, Sometimes, sometimes
-from contract.methods import METHODS, OPTIONS, also
+from contract.methods import METHODS, OPTIONS, dealt
 from worlds import Bystander, mlp, train
 
 from lfl.callbacks import FLSSVRG
@@ -56,8 +56,7 @@ def scheduled(monitor: str = "train/loss") -> Classifier:
     return module
 
 
-@pytest.mark.parametrize("engine", [also("sequential"), "vectorized"])
-@pytest.mark.parametrize("method", MAY_BE_EMPTY)
+@pytest.mark.parametrize(("method", "engine"), dealt(MAY_BE_EMPTY, ("sequential",), ("vectorized",)))
 def test_nothing_moves_where_nobody_takes_part(method: str, engine: str, tmp_path: Path) -> None:
     participation, watch = sometimes(method), Watch()
     options: dict[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract.methods import METHODS, also, train_method
+from contract.methods import METHODS, dealt, train_method
 from torch import Tensor
 from worlds import Bystander, mlp, ragged_data
 
@@ -92,8 +92,7 @@ def same(a: Tensor, b: Tensor | None) -> bool:
     return b is not None and a.shape == b.shape and torch.equal(a, b)
 
 
-@pytest.mark.parametrize("engine", [also("sequential"), "vectorized"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "engine"), dealt(METHODS, ("sequential",), ("vectorized",)))
 def test_clients_know_what_came_by_the_wire(method: str, engine: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"engine": engine, "cohort_size": 2, "max_rounds": 3}
     plain = train_method(method, tmp_path, mlp(), ragged_data(), **options)
