@@ -133,7 +133,7 @@ class RunBuilder:
             )
 
     def _workload(self) -> Workload:
-        """What the simulated system may know of the run."""
+        """Tell what the simulated system may know of the run."""
         work, data = self._settings.work, self._data
 
         def examples(clients: torch.Tensor, round_number: int, seed: int) -> torch.Tensor:

@@ -52,7 +52,7 @@ class FederatedCallback(Callback):
     """
 
     linear: bool = True
-    """Whether ``encode`` is linear. If so, encoded payloads are averaged, and their mean is decoded once."""
+    """True where ``encode`` is linear: encoded payloads are averaged, and their mean is decoded once."""
 
     features: tuple[str, ...] = ()
     """Names of the submodules whose outputs ``client_loss`` reads from ``client.features``."""
@@ -71,10 +71,10 @@ class FederatedCallback(Callback):
     """
 
     is_unique: bool = False
-    """Whether a stack may have at most one callback of this class."""
+    """True where a stack may have at most one callback of this class."""
 
     observes: bool = False
-    """Whether training does not depend on this callback: it may be added, removed or changed when a run is resumed."""
+    """True where training does not depend on this callback: it may come, go or change when a run is resumed."""
 
     weighting: Weighting | None = None
     """The clients' weights in the mean that the method is stated for; None if any will do.
@@ -83,20 +83,20 @@ class FederatedCallback(Callback):
     """
 
     sends_more: bool = False
-    """Whether the server uses more of a client than its update: extra uploads, or sums over clients.
+    """True where the server uses more of a client than its update: extra uploads, or sums over clients.
 
     Callbacks that must see all that is sent, such as differential privacy, are refused beside it.
     """
 
     whole_model: bool = False
-    """Whether all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
+    """True where all parameters must be shared: then a callback that keeps some on the clients is refused beside it."""
 
     synchronous: bool = False
-    """Whether all clients of a round must have been sent its own message: then a participation whose clients may be
+    """True where all clients of a round must have been sent its own message: a participation whose clients may be
     late is refused beside it. Coordinates need that in any case, as they are those of the round's basis."""
 
     batches_per_step: int = 1
-    """How many independent batches a local step has: ``step.other(1)`` is the same step on the second of them."""
+    """Number of independent batches of a local step: ``step.other(1)`` is the same step on the second of them."""
 
     # -- before a run -------------------------------------------------------------------------------------------------
 

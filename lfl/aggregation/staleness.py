@@ -20,7 +20,7 @@ from lfl.arguments import check_number, fresh_default, lazy_default
 
 
 class Staleness(ABC):
-    """What an update counts by its staleness; 1 where it is not late."""
+    """The factor of an update, by its staleness; 1 where it is not late."""
 
     @abstractmethod
     def factors(self, staleness: Tensor) -> Tensor:
@@ -72,7 +72,30 @@ class HingeStaleness(Staleness):
         return factors
 
 
-class FedBuff(Aggregator):
+class LateMean(Aggregator):
+    """Base class of means of updates that count by their staleness.
+
+    Args:
+        staleness: the factors.
+        weighting: weigh clients alike, or by their numbers of training examples.
+    """
+
+    def __init__(
+        self, staleness: Staleness = lazy_default(PolynomialStaleness), weighting: WeightingChoice = "uniform"
+    ) -> None:
+        super().__init__(weighting)
+        self.staleness = fresh_default(staleness)
+
+    @override
+    def add(self, rows: Tensor, weights: Tensor) -> None:
+        self.add_to_mean(rows, weights)
+
+    @override
+    def result(self) -> Tensor:
+        return self.mean()
+
+
+class FedBuff(LateMean):
     """``(1/K) sum_i s(s_i) (y_i - x_i)`` over the K updates of a buffer, x_i being the model that client i was sent.
 
     The server's step in the paper's Algorithm 1; its rate eta_g is that of ``trainer.server_optimizer``. The factors
@@ -84,26 +107,12 @@ class FedBuff(Aggregator):
         weighting: weigh all clients alike, as the paper does, or by their numbers of training examples.
     """
 
-    def __init__(
-        self, staleness: Staleness = lazy_default(PolynomialStaleness), weighting: WeightingChoice = "uniform"
-    ) -> None:
-        super().__init__(weighting)
-        self.staleness = fresh_default(staleness)
-
     @override
     def on_arrival(self, rows: Tensor, staleness: Tensor, start: Tensor, server: Tensor) -> Tensor:
         return rows * self.staleness.factors(staleness).to(rows)[:, None]
 
-    @override
-    def add(self, rows: Tensor, weights: Tensor) -> None:
-        self.add_to_mean(rows, weights)
 
-    @override
-    def result(self) -> Tensor:
-        return self.mean()
-
-
-class FedAsync(Aggregator):
+class FedAsync(LateMean):
     """``alpha_i (y_i - x)`` with ``alpha_i = alpha s(s_i)``: x becomes ``(1 - alpha_i) x + alpha_i y_i`` (Algorithm 1).
 
     The difference is to x as it is now, not to the model x_i that the client was sent: a late update also pulls the
@@ -131,9 +140,8 @@ class FedAsync(Aggregator):
         check_number("FedAsync", "alpha", alpha, above=0)
         if alpha > 1:
             raise ValueError(f"`alpha={alpha}` of FedAsync is a share of the new model, and must be at most 1.")
-        super().__init__(weighting)
+        super().__init__(staleness, weighting)
         self.alpha = alpha
-        self.staleness = fresh_default(staleness)
 
     @override
     def on_arrival(self, rows: Tensor, staleness: Tensor, start: Tensor, server: Tensor) -> Tensor:
@@ -142,11 +150,3 @@ class FedAsync(Aggregator):
         moved = rows + (start - server) if bool(staleness.any()) else rows
         mixed: Tensor = moved * rates.to(rows)[:, None]
         return mixed
-
-    @override
-    def add(self, rows: Tensor, weights: Tensor) -> None:
-        self.add_to_mean(rows, weights)
-
-    @override
-    def result(self) -> Tensor:
-        return self.mean()

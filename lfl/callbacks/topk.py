@@ -13,7 +13,7 @@ from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
 from lfl.federation import Federation
 from lfl.subspace.base import check_rank, count_rank
-from lfl.subspace.subsets import mark_largest
+from lfl.subspace.subsets import mark_largest, mark_largest_of_each
 
 
 class TopK(Compressor):
@@ -60,13 +60,8 @@ def keep_largest(rows: Tensor, count: int | Tensor) -> Tensor:
         count: how many entries to keep, of every row or of each row [C].
     """
     magnitudes = rows.abs()
-    if isinstance(count, int):
-        return rows.where(mark_largest(magnitudes, count), 0)
-    # Counts differ between rows: a mask in the order of magnitude, scattered back to the positions of the entries. Of
-    # equal ones a stable sort takes the lowest index.
-    order = magnitudes.argsort(dim=1, descending=True, stable=True)
-    is_kept = torch.arange(rows.shape[1], device=rows.device) < count[:, None]
-    return rows.where(torch.zeros_like(is_kept).scatter(1, order, is_kept), 0)
+    is_kept = mark_largest(magnitudes, count) if isinstance(count, int) else mark_largest_of_each(magnitudes, count)
+    return rows.where(is_kept, 0)
 
 
 def check_entries(k: int | float | list[int], num_clients: int | None = None) -> int | float | list[int]:

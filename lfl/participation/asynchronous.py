@@ -109,7 +109,7 @@ class AsynchronousParticipation(Participation):
         arrivals = self._arrivals(round_number, num_clients, seed)
         self._compare(arrivals.clients, bits, None, seed, "expected_up")
         self._compare(arrivals.invited, None, down_bits, seed, "expected_down")
-        return {"time": self._arrivals(round_number, num_clients, seed).seconds}
+        return {"time": arrivals.seconds}
 
     @override
     def metrics(self, round_number: int, num_clients: int, seed: int) -> dict[str, float]:

@@ -20,6 +20,11 @@ def mark_largest(values: Tensor, count: int) -> Tensor:
     return marked
 
 
+def mark_largest_of_each(values: Tensor, counts: Tensor) -> Tensor:
+    """Return where the largest numbers of each row [C, n] are, as ``mark_largest`` does, ``counts`` [C] of them."""
+    return torch.stack([mark_largest(row, count) for row, count in zip(values, counts.tolist(), strict=True)])
+
+
 def subset_sizes(keys: Tensor, expected: Tensor) -> Tensor:
     """Draw sizes tau [C] (int64) whose mean is ``expected`` [C], l: ceil(l) with probability l - ceil(l) + 1.
 
@@ -41,8 +46,7 @@ def random_subsets(keys: Tensor, expected: Tensor, dim: int) -> Tensor:
     sizes = subset_sizes(keys, expected)
     # The smallest tau of as many random numbers. Sizes and numbers have keys of their own (0 and 1), so that they are
     # independent.
-    draws = random_bits(fold(keys, 1), dim)
-    return torch.stack([mark_largest(~row, size) for row, size in zip(draws, sizes.tolist(), strict=True)])
+    return mark_largest_of_each(~random_bits(fold(keys, 1), dim), sizes)
 
 
 def check_expected(expected: float | list[float], dim: int, num_clients: int, name: str = "l") -> Tensor:

@@ -68,7 +68,7 @@ class Unreliable(Speeds):
     @property
     @override
     def loses_clients(self) -> bool:
-        return self.deadline is not None or self.dropout != 0
+        return True
 
     @override
     def prepare(self, workload: Workload) -> None:
