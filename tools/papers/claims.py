@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +68,14 @@ def compared(text: str, holds: bool, values: dict[str, float], otherwise: str = 
     is_tested = holds or any(math.isfinite(value) for value in values.values())
     told = ", ".join(f"{name} {number(value, otherwise)}" for name, value in values.items())
     return Claim(text, holds if is_tested else None, told)
+
+
+def difference(text: str, higher: list[float], lower: list[float]) -> Claim:
+    """Claim that numbers are higher than others, with every seed; told are the differences by seed."""
+    differences = [a - b for a, b in zip(higher, lower, strict=True)]
+    told = f"{statistics.mean(differences):+.1f} ({' '.join(f'{value:+.1f}' for value in differences)})"
+    is_read = not any(math.isnan(value) for value in differences)
+    return Claim(text, all(value > 0 for value in differences) if is_read else None, told)
 
 
 def number(value: float, otherwise: str = "diverged") -> str:

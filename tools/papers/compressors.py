@@ -16,13 +16,13 @@ all, but FetchSGD's momentum is 0.5, as in ``configs/fetchsgd.yaml``.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 
-from tools.papers.claims import Claim
+from tools.papers.claims import Claim, difference
 from tools.papers.study import (
     BOTH_WAYS,
     UP,
+    Method,
     Overrides,
     Results,
     Study,
@@ -57,14 +57,6 @@ def tabulate(results: Results, table: Table) -> None:
         table.add(name, *map(mean_and_deviation, readings(results, name)), f"{up:.1f}", f"{down:.1f}")
 
 
-def difference(text: str, higher: list[float], lower: list[float]) -> Claim:
-    """Claim that one method is more accurate than another, with every seed; the numbers are differences by seed."""
-    differences = [a - b for a, b in zip(higher, lower, strict=True)]
-    told = f"{statistics.mean(differences):+.1f} ({' '.join(f'{value:+.1f}' for value in differences)})"
-    is_read = not any(math.isnan(value) for value in differences)
-    return Claim(text, all(value > 0 for value in differences) if is_read else None, told)
-
-
 def claims(results: Results) -> list[Claim]:
     """FLSS beside FedAvg and beside each compressor, and on top of the sign, in each reading."""
     ours = readings(results, _FLSS_NAME)
@@ -87,16 +79,16 @@ def study(alpha: float) -> Study:
     return Study(
         f"MNIST-5000, MLP 784-100-10, Dirichlet({alpha:g}), all of 20 clients, warm-up of 80 rounds",
         {
-            "FedAvg": "fedavg.yaml",
-            _FLSS_NAME: ("flss.yaml", subspace),
-            "random subspace": ("flss.yaml", (*subspace, (f"{own}.subspace", "random"))),
-            "Sign + EF": "sign_ef.yaml",
-            "Sign + EF + FLSS": ("sign_ef_flss.yaml", stack(flss, sign)),
-            "STC": ("stc.yaml", ((f"{own}.k", 0.22),)),
-            "FetchSGD": ("fetchsgd.yaml", ((f"{own}.columns", 4000),)),
-            "LBGM": ("lbgm.yaml", ((f"{own}.threshold", 0.05),)),
-            "QSGD": "qsgd.yaml",
-            "Top-k + EF": ("topk_ef.yaml", ((f"{own}.k", 0.02),)),
+            "FedAvg": Method("fedavg.yaml"),
+            _FLSS_NAME: Method("flss.yaml", subspace),
+            "random subspace": Method("flss.yaml", (*subspace, (f"{own}.subspace", "random"))),
+            "Sign + EF": Method("sign_ef.yaml"),
+            "Sign + EF + FLSS": Method("sign_ef_flss.yaml", stack(flss, sign)),
+            "STC": Method("stc.yaml", ((f"{own}.k", 0.22),)),
+            "FetchSGD": Method("fetchsgd.yaml", ((f"{own}.columns", 4000),)),
+            "LBGM": Method("lbgm.yaml", ((f"{own}.threshold", 0.05),)),
+            "QSGD": Method("qsgd.yaml"),
+            "Top-k + EF": Method("topk_ef.yaml", ((f"{own}.k", 0.02),)),
         },
         (*FLSS_SETTING, *partitioned("DirichletPartitioner", alpha=alpha)),
         rounds=160,

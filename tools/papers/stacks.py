@@ -1,8 +1,7 @@
-"""The stacks of three papers on MNIST-5000, each with what it is compared with: one table a study.
+"""The stacks of two papers on MNIST-5000, each with what it is compared with: one table a study.
 
     python -m tools.papers.stacks compression             # FLSS and sign compression, alone and together
     python -m tools.papers.stacks optimization --jobs 2   # FedMRUR and the methods it is made of
-    python -m tools.papers.stacks personalization         # SRPFL, at equal simulated times
     python -m tools.papers.stacks compression --quick     # a look, in about a minute: no results
 
 Every number comes from runs of ``lfl fit`` with files of ``configs/``, whose learning rates stay, and what a study
@@ -19,11 +18,11 @@ import statistics
 
 from tools.papers.claims import Claim, ordered
 from tools.papers.study import (
+    Method,
     Overrides,
     Results,
     Study,
     accuracy,
-    at_time,
     final,
     last,
     parse,
@@ -88,37 +87,6 @@ def claim_optimization(results: Results) -> list[Claim]:
     return [claim_above(*pair, "{higher} is better than {lower}", results) for pair in pairs]
 
 
-TIMES = (10.0, 25.0, 50.0, 100.0, 200.0)
-PERSONAL = "personal/val_acc"
-
-
-def tabulate_personalization(results: Results, table: Table) -> None:
-    for name, outcomes in results.items():
-        cells = [[at_time(o, time, PERSONAL) for o in outcomes] for time in TIMES]
-        totals = mean_and_deviation([last(o, "sim/time") for o in outcomes])
-        finals = mean_and_deviation([100 * final(o, PERSONAL) for o in outcomes])
-        table.add(
-            name, *(mean_and_deviation(cell) if all(v == v for v in cell) else "" for cell in cells), finals, totals
-        )
-
-
-def claim_personalization(results: Results) -> list[Claim]:
-    def at(name: str, time: float) -> float:
-        return statistics.mean(at_time(outcome, time, PERSONAL) for outcome in results[name])
-
-    claims = []
-    for time in TIMES[1:4]:
-        for fast, plain in (("FedRep-SRPFL", "FedRep"), ("LG-SRPFL", "LG-FedAvg")):
-            claims.append(
-                ordered(f"{fast} is ahead of {plain} at time {time:g}", {n: at(n, time) for n in (plain, fast)})
-            )
-        names = [name for name in results if name != "FedRep-SRPFL"]
-        best = max(names, key=lambda name: at(name, time))
-        told = {f"{best}, the best of the others:": at(best, time), "FedRep-SRPFL": at("FedRep-SRPFL", time)}
-        claims.append(ordered(f"FedRep-SRPFL is ahead of all others at time {time:g}", told))
-    return claims
-
-
 _NETWORK: Overrides = (
     ("model.init_args.backbone", "lfl.models.LeNet5"),
     ("data.init_args.source", "lfl.data.MNIST5000"),
@@ -138,11 +106,11 @@ STUDIES = {
     "compression": Study(
         "MNIST-5000, LeNet-5, Dirichlet(0.3), 10 of 100 clients",
         {
-            "FedAvg": "fedavg.yaml",
-            "FedAvg + FLSS": "flss.yaml",
-            "Sign EF": "sign_ef.yaml",
-            "Sign EF + FLSS": "sign_ef_flss.yaml",
-            "Top-k EF": "topk_ef.yaml",
+            "FedAvg": Method("fedavg.yaml"),
+            "FedAvg + FLSS": Method("flss.yaml"),
+            "Sign EF": Method("sign_ef.yaml"),
+            "Sign EF + FLSS": Method("sign_ef_flss.yaml"),
+            "Top-k EF": Method("topk_ef.yaml"),
         },
         (*_NETWORK, *_SKEWED, *_DIAGNOSTICS),
         rounds=150,
@@ -162,13 +130,13 @@ STUDIES = {
     "optimization": Study(
         "MNIST-5000, LeNet-5, Dirichlet(0.3), 10 of 100 clients",
         {
-            "FedAvg": "fedavg.yaml",
-            "FedSAM": "fedsam.yaml",
-            "FedCM": "fedcm.yaml",
-            "MoFedSAM": "mofedsam.yaml",
-            "FedMRUR-N": "fedmrur_n.yaml",
-            "FedMRUR-H": "fedmrur_h.yaml",
-            "FedMRUR": "fedmrur.yaml",
+            "FedAvg": Method("fedavg.yaml"),
+            "FedSAM": Method("fedsam.yaml"),
+            "FedCM": Method("fedcm.yaml"),
+            "MoFedSAM": Method("mofedsam.yaml"),
+            "FedMRUR-N": Method("fedmrur_n.yaml"),
+            "FedMRUR-H": Method("fedmrur_h.yaml"),
+            "FedMRUR": Method("fedmrur.yaml"),
         },
         (*_NETWORK, *_SKEWED, *_DIAGNOSTICS),
         rounds=150,
@@ -177,26 +145,6 @@ STUDIES = {
         tabulate=tabulate_optimization,
         claims=claim_optimization,
         columns=("method", "accuracy %", f"rounds to {100 * TARGET:g} %", "cosine of updates", "norm ratio", "drift"),
-    ),
-    "personalization": Study(
-        "MNIST-5000, LeNet-5, 2 classes per client, 100 clients, fixed speeds Exp(1): personal accuracy %",
-        {
-            "FedRep": "fedrep.yaml",
-            "FedRep-SRPFL": "fedrep_srpfl.yaml",
-            "LG-FedAvg": "lg_fedavg.yaml",
-            "LG-SRPFL": "lg_srpfl.yaml",
-            "FLANP": "flanp.yaml",
-            "FedAvg": ("fedavg_finetuned.yaml", (("trainer.callbacks.init_args.fine_tune", "null"),)),
-            "FedAvg, fine-tuned": "fedavg_finetuned.yaml",
-        },
-        (*_NETWORK, *_DIAGNOSTICS),
-        rounds=100,
-        evaluate_every=5,
-        metrics=(PERSONAL, "sim/time", _COSINE),
-        tabulate=tabulate_personalization,
-        claims=claim_personalization,
-        columns=("method", *(f"at {time:g}" for time in TIMES), "at the end", "time of all rounds"),
-        clock="sim/time",
     ),
 }
 

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tools import CONFIGS
@@ -23,23 +24,39 @@ Results = Mapping[str, Sequence[Outcome]]
 
 
 @dataclass(frozen=True)
+class Method:
+    """A line of a study's table.
+
+    Attributes:
+        config: a file of ``configs/``.
+        overrides: what is changed in it, beside what is changed in all.
+        pace: its rounds that stand for one of the others', where it has smaller ones.
+    """
+
+    config: str
+    overrides: Overrides = ()
+    pace: int = 1
+
+
+@dataclass(frozen=True)
 class Study:
     """A comparison of methods under one setting.
 
     Attributes:
         title: what is compared, on what.
-        methods: file of ``configs/`` by name, and what is changed in it.
+        methods: by name.
         overrides: what is changed in all files.
-        rounds: of every run.
-        evaluate_every: rounds between evaluations.
+        rounds: of every run whose pace is 1.
+        evaluate_every: rounds between evaluations, likewise.
         metrics: what is kept; the first is the accuracy.
         tabulate: from results to a table.
         claims: from results to what holds.
         clock: what curves are drawn against; rounds where it is empty.
+        draw: draws the figure, another one than ``plot`` would.
     """
 
     title: str
-    methods: Mapping[str, str | tuple[str, Overrides]]
+    methods: Mapping[str, Method]
     overrides: Overrides
     rounds: int
     evaluate_every: int
@@ -48,15 +65,18 @@ class Study:
     claims: Callable[[Results], list[Claim]]
     columns: tuple[str, ...]
     clock: str = ""
+    draw: Callable[[Results, Path], None] | None = None
 
     def runs(self, seeds: int, rounds: int, accelerator: str) -> dict[str, list[Run]]:
         """All runs, by method."""
-        every = ("trainer.check_val_every_n_rounds", self.evaluate_every)
-        common = (*self.overrides, every, ("trainer.accelerator", accelerator))
+        common = (*self.overrides, ("trainer.accelerator", accelerator))
         runs = {}
         for name, method in self.methods.items():
-            config, own = method if isinstance(method, tuple) else (method, ())
-            runs[name] = [Run(config, rounds, seed, self.metrics, (*own, *common)) for seed in range(seeds)]
+            every = ("trainer.check_val_every_n_rounds", self.evaluate_every * method.pace)
+            changed = (*method.overrides, *common, every)
+            runs[name] = [
+                Run(method.config, rounds * method.pace, seed, self.metrics, changed) for seed in range(seeds)
+            ]
         return runs
 
 
@@ -106,17 +126,14 @@ def rounds_to(outcome: Outcome, target: float, metric: str = "val_acc") -> int |
 
 def told_rounds_to(outcomes: Sequence[Outcome], target: float) -> str:
     """Mean and deviation of the rounds to an accuracy, and how many runs never reached it."""
-    hits = [rounds_to(outcome, target) for outcome in outcomes]
+    return told_first([rounds_to(outcome, target) for outcome in outcomes])
+
+
+def told_first(hits: Sequence[float | None]) -> str:
+    """Mean and deviation of when runs first were somewhere, and how many, with None, never were."""
     reached = [float(hit) for hit in hits if hit is not None]
     never = f" ({len(hits) - len(reached)} never)" if len(reached) < len(hits) else ""
     return (mean_and_deviation(reached, 0) + never).lstrip()
-
-
-def at_time(outcome: Outcome, seconds: float, metric: str) -> float:
-    """Accuracy in percent of the last evaluation before a simulated time."""
-    times, values = outcome.series["sim/time"], outcome.series[metric]
-    reached = [values[number] for number, time in times.items() if time <= seconds]
-    return 100 * reached[-1] if reached else float("nan")
 
 
 def plot(study: Study, results: Results, path: Path) -> None:
@@ -149,7 +166,8 @@ def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.N
     table = Table(f"{study.title}; {rounds} rounds, {seeds} seed(s), {options.accelerator}", list(study.columns))
     study.tabulate(results, table)
     publish(laboratory.output, name, study.title, table, study.claims(results), warning_of(options))
-    plot(study, results, laboratory.output / f"{name}.png")
+    draw = study.draw or partial(plot, study)
+    draw(results, laboratory.output / f"{name}.png")
 
 
 def parse(

@@ -1,0 +1,94 @@
+"""The comparison at equal simulated times, of made-up runs and of a few rounds."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from lfl.cli import FederatedCLI
+from tools import CONFIGS
+from tools.papers import stragglers
+from tools.papers.experiments import Outcome
+from tools.papers.stragglers import Curve, Race
+from tools.table import Table
+
+
+def outcome(seconds_a_round: float, accuracies: dict[int, float]) -> Outcome:
+    times = {number: number * seconds_a_round for number in accuracies}
+    return Outcome(max(accuracies), 0.0, "", {"personal/val_acc": accuracies, "sim/time": times})
+
+
+RISING = {10: 0.2, 20: 0.4, 40: 0.8, 80: 0.9}
+
+
+def made_up() -> dict[str, list[Outcome]]:
+    """FedAvg takes 4 seconds a round without communication; FedRep-SRPFL learns as much in rounds of 2."""
+    plain = {name: [outcome(4.0, RISING)] for name in stragglers.PAIRS.values()}
+    fast = {name: [outcome(2.0, RISING)] for name in stragglers.PAIRS}
+    late = {f"FedAsync, C = {c:g}": [outcome(1.0, {40: 0.5, 400: 0.7})] for c in (0, 1, 10)}
+    return {**plain, **fast, **late}
+
+
+def test_a_curve_is_known_from_its_first_evaluation_to_its_end() -> None:
+    curve = Curve.of(outcome(4.0, RISING), seconds=1.0)
+    assert curve.times == [50, 100, 200, 400]
+    assert math.isnan(curve.at(49.9))
+    assert (curve.at(50), curve.at(199), curve.at(400)) == (20, 40, 90)
+    assert math.isnan(curve.at(400.1))
+    assert (curve.reaches(80), curve.reaches(91)) == (200, None)
+
+
+def test_methods_are_read_on_the_clock_of_fedavg() -> None:
+    """Rounds 10, 20, 40, 80 of FedAvg end at 40, 80, 160, 320 s; those of SRPFL at half of that."""
+    free = Race.of(made_up(), 0.0)
+    assert [free.at("FedAvg", number) for number in (10, 20, 40, 80)] == [[20], [40], [80], [90]]
+    assert [free.at("FedRep-SRPFL", number) for number in (10, 20, 40, 80)] == [[40], [80], [90], []]
+    assert free.at("FedAsync", 10) == [50]
+    assert free.means("FedAvg") == [57.5]
+    assert free.means("FedRep-SRPFL") == [70.0]  # (40 + 80 + 90) / 3: it has ended before the last
+    # With ten seconds of communication rounds of 14 and of 12 seconds are nearly as long.
+    costly = Race.of(made_up(), 10.0)
+    assert [costly.at("FedRep-SRPFL", number) for number in (10, 20, 40, 80)] == [[20], [40], [80], []]
+    assert costly.curves["FedAsync"][0].times == [40, 400]
+
+
+def test_claims_are_paired_and_leads_shrink() -> None:
+    claims = {claim.text: claim for claim in stragglers.claims(made_up())}
+    lead = claims["C = 0: FedRep-SRPFL is ahead of FedRep"]
+    assert (lead.holds, lead.numbers) == (True, "+12.5 (+12.5)")
+    assert claims["FedRep-SRPFL's lead over FedRep is smaller the more communication takes"].holds is not None
+    table = Table("", list(stragglers.STUDIES["fixed"].columns))
+    stragglers.tabulate(made_up(), table)
+    (fedavg,) = (row for row in table.rows if row[:2] == ["FedAvg", "0"])
+    assert fedavg == ["FedAvg", "0", "20.0", "40.0", "80.0", "90.0", "57.5", "320", "320"]
+    assert table.notes[1] == "C = 1: the rounds of FedAvg end after 50, 100, 200, 400 s, on average."
+
+
+@pytest.mark.parametrize("method", list(stragglers.STUDIES["dynamic"].methods))
+def test_files_know_the_settings_that_the_study_changes(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = stragglers.STUDIES["dynamic"].runs(1, 2, "cpu")[method]
+    settings = [f"--{key}={value}" for key, value in run.settings.items()]
+    with pytest.raises(SystemExit) as ended:
+        FederatedCLI(args=["fit", "--config", str(CONFIGS / run.config), *settings, "--print_config"])
+    assert ended.value.code == 0, capsys.readouterr().err
+
+
+def test_those_that_wait_for_nobody_have_more_rounds() -> None:
+    runs = stragglers.STUDIES["fixed"].runs(1, 100, "cpu")
+    rounds = {
+        name: (run.rounds, dict(run.overrides)["trainer.check_val_every_n_rounds"]) for name, (run,) in runs.items()
+    }
+    assert rounds["FedAvg"] == (100, 5)
+    assert rounds["FedAsync, C = 0"] == (7000, 350)
+    assert rounds["FedBuff, C = 10"] == (200, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
+def test_quick_study(tmp_path: Path) -> None:
+    stragglers.main(["fixed", "--quick", "--rounds", "5", "--output", str(tmp_path)])
+    with (tmp_path / "fixed.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 13 * 3
+    assert (tmp_path / "fixed.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,300 @@
+"""SRPFL and what it is compared with, at equal simulated times: personal accuracy on MNIST-5000.
+
+    python -m tools.papers.stragglers fixed dynamic --jobs 2
+    python -m tools.papers.stragglers fixed-all dynamic-all --jobs 2   # all of 100 clients in every round
+    python -m tools.papers.stragglers fixed --quick                    # a look, in some minutes: no results
+
+100 clients of two classes, as in Figures 3 to 6 of the paper, which are on CIFAR, EMNIST and FEMNIST: all of them or 20
+drawn anew for every round, speeds that are fixed or dynamic, and C seconds of communication in a round. Every method
+makes two passes over a client's examples in a round, FedRep one on the head and one on the representation; "10 + 1" is
+FedRep as in the paper's code, with ten on the head. FedAsync and FedBuff, which are newer, have as many clients at work
+as the others ask in a round.
+
+Rates are the best of 0.02, 0.05, 0.1 and 0.2 for each method, in 40 rounds of a seed that is not reported, with fixed
+speeds, 20 clients, and C = 0, or 1 for those that do not wait.
+
+A seed gives all methods the same partition, initial weights, speeds and draws. So methods are read where FedAvg's clock
+stands after some of its rounds, under the same seed, and compared by the mean of those readings: differences are paired
+by seed. C adds the same to every round of methods that wait, and changes nothing else in them: they are trained once
+for all C. Those that do not wait are trained for each C, as it decides whose update comes first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.papers.claims import Claim, difference, ordered
+from tools.papers.experiments import Outcome
+from tools.papers.study import Method, Overrides, Results, Study, parse, partitioned, run_studies, told_first
+from tools.papers.summaries import mean_and_deviation
+from tools.table import Table
+
+ACCURACY, TIME = "personal/val_acc", "sim/time"
+COMMUNICATION = (0.0, 1.0, 10.0)
+READ = (10, 20, 40, 80)  # rounds of FedAvg whose times the table has
+TARGETS = (85.0, 90.0)
+_CLOCK = "FedAvg"
+# Those that begin with the fastest clients, and what they are without that.
+PAIRS = {
+    "FedRep-SRPFL": "FedRep",
+    "FedRep-SRPFL, 10 + 1": "FedRep, 10 + 1",
+    "LG-SRPFL": "LG-FedAvg",
+    "FLANP": "FedAvg",
+    "FLANP-FT": "FedAvg-FT",
+}
+
+# Of the rounds of those that wait for nobody, one for each update, in one of FedAvg's: about as many as arrive in its
+# time, by C.
+PACES: Mapping[str, tuple[int, ...]] = {"fixed": (70, 50, 25), "dynamic": (100, 90, 50)}
+BUFFER = 10
+RATES = {"FedRep, 10 + 1": 0.1, "FedRep-SRPFL, 10 + 1": 0.1, "FedAvg": 0.1, "FedAsync": 0.1}  # 0.05 for the others
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The personal accuracy of one run, by simulated time.
+
+    Attributes:
+        times: of its evaluations, in seconds.
+        accuracies: then, in percent.
+    """
+
+    times: Sequence[float]
+    accuracies: Sequence[float]
+
+    @classmethod
+    def of(cls, outcome: Outcome, seconds: float = 0.0) -> Curve:
+        """Read a run whose rounds take so many seconds more."""
+        times = [time + seconds * number for number, time in outcome.series[TIME].items()]
+        return cls(times, [100 * value for value in outcome.series[ACCURACY].values()])
+
+    def at(self, time: float) -> float:
+        """The last accuracy by then; NaN before the first one, and after the run."""
+        count = bisect_right(self.times, time)
+        is_over = count == len(self.times) and time > self.times[-1]
+        return math.nan if not count or is_over else self.accuracies[count - 1]
+
+    def reaches(self, accuracy: float) -> float | None:
+        """The time of the first evaluation with that accuracy."""
+        return next((t for t, value in zip(self.times, self.accuracies, strict=True) if value >= accuracy), None)
+
+
+@dataclass(frozen=True)
+class Race:
+    """All methods with one time of communication, on the same clocks.
+
+    Attributes:
+        curves: by method, one a seed.
+        clocks: FedAvg's times [seconds], by its rounds, of each seed.
+    """
+
+    curves: Mapping[str, Sequence[Curve]]
+    clocks: Sequence[Mapping[int, float]]
+
+    @classmethod
+    def of(cls, results: Results, communication: float) -> Race:
+        """Take the runs that have this C, and those that have it when it is added."""
+        curves = {}
+        for name, outcomes in results.items():
+            method, _, own = name.partition(", C = ")
+            if not own or float(own) == communication:
+                curves[method] = [Curve.of(outcome, 0.0 if own else communication) for outcome in outcomes]
+        clocks = [
+            dict(zip(outcome.series[TIME], curve.times, strict=True))
+            for outcome, curve in zip(results[_CLOCK], curves[_CLOCK], strict=True)
+        ]
+        return cls(curves, clocks)
+
+    def at(self, name: str, number: int) -> list[float]:
+        """Accuracies at the time of a round of FedAvg, by seed; without the runs that have ended or not begun."""
+        pairs = zip(self.curves[name], self.clocks, strict=True)
+        return _known([curve.at(clock[number]) for curve, clock in pairs if number in clock])
+
+    def means(self, name: str) -> list[float]:
+        """Means over the times of FedAvg's evaluations up to the last of ``READ``, by seed.
+
+        What is not evaluated yet, or has ended, counts neither for nor against a method.
+        """
+        return [
+            _mean([curve.at(time) for number, time in clock.items() if number <= READ[-1]])
+            for curve, clock in zip(self.curves[name], self.clocks, strict=True)
+        ]
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = _known(values)
+    return statistics.mean(known) if known else math.nan
+
+
+def tabulate(results: Results, table: Table) -> None:
+    """A line for each method and C."""
+    for communication in COMMUNICATION:
+        race = Race.of(results, communication)
+        for name, curves in race.curves.items():
+            cells = [mean_and_deviation(race.at(name, number)) for number in READ]
+            times = [told_first([curve.reaches(target) for curve in curves]) for target in TARGETS]
+            table.add(name, f"{communication:g}", *cells, mean_and_deviation(race.means(name)), *times)
+        seconds = [f"{_mean([clock.get(number, math.nan) for clock in race.clocks]):.0f}" for number in READ]
+        table.notes.append(f"C = {communication:g}: the rounds of FedAvg end after {', '.join(seconds)} s, on average.")
+
+
+def claims(results: Results) -> list[Claim]:
+    """The paper's four takeaways, each for every C."""
+    races = {communication: Race.of(results, communication) for communication in COMMUNICATION}
+    made = []
+    for communication, race in races.items():
+        means = {name: race.means(name) for name in race.curves}
+        others = [name for name in means if "SRPFL" not in name]
+        best = max(others, key=lambda name: statistics.mean(means[name]))
+        pairs = [(f"{best}, the best of the others", best, name) for name in PAIRS if name.startswith("FedRep")]
+        pairs += [(plain, plain, fast) for fast, plain in PAIRS.items() if "SRPFL" in fast]
+        pairs += [("FLANP-FT", "FLANP-FT", name) for name in PAIRS if name.startswith("FedRep")]
+        for told, lower, higher in pairs:
+            text = f"C = {communication:g}: {higher} is ahead of {told}"
+            made.append(difference(text, means[higher], means[lower]))
+    for fast, plain in PAIRS.items():
+        if "SRPFL" in fast:
+            gaps = {
+                f"C = {communication:g}": statistics.mean(race.means(fast)) - statistics.mean(race.means(plain))
+                for communication, race in reversed(races.items())
+            }
+            made.append(ordered(f"{fast}'s lead over {plain} is smaller the more communication takes", gaps))
+    return made
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draw accuracy against simulated time, a panel for each C: means over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    for axes, communication in zip(figure.subplots(1, len(COMMUNICATION), sharey=True), COMMUNICATION, strict=True):
+        for position, (name, curves) in enumerate(Race.of(results, communication).curves.items()):
+            times, values = (
+                [statistics.mean(column) for column in zip(*rows, strict=True)]
+                for rows in ([curve.times for curve in curves], [curve.accuracies for curve in curves])
+            )
+            axes.plot(times, values, "--" if name in PAIRS else "-", color=f"C{position % 10}", label=name)
+        axes.set(title=f"C = {communication:g}", xlabel="simulated time, s", xscale="log")
+        axes.grid(alpha=0.3)
+    figure.axes[0].set(ylabel="personal accuracy, %")
+    figure.axes[0].legend(fontsize="x-small")
+    figure.savefig(path, dpi=150)
+
+
+_EVALUATION = "lfl.callbacks.ClientEvaluation"
+_EVERY = 5
+_WAITING_FOR_NOBODY = {"FedAsync": ("fedasync.yaml", 1), "FedBuff": ("fedbuff.yaml", BUFFER)}  # with their buffers
+
+
+def phases(head_epochs: int) -> Overrides:
+    """Local work of FedRep, with one epoch on the representation."""
+    epochs = {"head": head_epochs, "features": 1}
+    work = [{"parameters": [f"backbone.{part}.*"], "epochs": count} for part, count in epochs.items()]
+    return (("trainer.local_phases", json.dumps(work)),)
+
+
+def waiting(initial: int) -> dict[str, Method]:
+    """The methods that wait for the slowest participant, whose stages begin with ``initial`` clients."""
+    passes: Overrides = (("trainer.local_epochs", 2),)
+    stages: Overrides = (
+        ("trainer.participation.init_args.initial", initial),
+        ("trainer.participation.init_args.resample", "round"),
+    )
+    return {
+        "FedRep": Method("fedrep.yaml", phases(1)),
+        "FedRep-SRPFL": Method("fedrep_srpfl.yaml", (*phases(1), *stages)),
+        "FedRep, 10 + 1": Method("fedrep.yaml", phases(10)),
+        "FedRep-SRPFL, 10 + 1": Method("fedrep_srpfl.yaml", (*phases(10), *stages)),
+        "LG-FedAvg": Method("lg_fedavg.yaml", passes),
+        "LG-SRPFL": Method("lg_srpfl.yaml", (*passes, *stages)),
+        "FLANP": Method("flanp.yaml", (*passes, *stages)),
+        "FLANP-FT": Method("flanp_finetuned.yaml", (*passes, *stages)),
+        _CLOCK: Method("fedavg_finetuned.yaml", (*passes, ("trainer.callbacks.init_args.fine_tune", "null"))),
+        "FedAvg-FT": Method("fedavg_finetuned.yaml", passes),
+        "HF-MAML": Method("hf_maml.yaml", passes),
+    }
+
+
+def waiting_for_nobody(paces: Sequence[int], participants: int) -> dict[str, Method]:
+    """FedAsync and FedBuff, which hear of C: a method for each."""
+    found = {}
+    for name, (config, buffer) in _WAITING_FOR_NOBODY.items():
+        for communication, updates in zip(COMMUNICATION, paces, strict=True):
+            pace = max(1, updates * participants // 20 // buffer)
+            overrides: Overrides = (
+                ("trainer.local_epochs", 2),
+                ("optimizer.init_args.momentum", 0.5),
+                ("optimizer.init_args.lr", RATES.get(name, 0.05)),
+                ("trainer.participation.init_args.concurrency", participants),
+                ("trainer.participation.init_args.buffer", buffer),
+                ("trainer.system.init_args.communication", communication),
+                ("trainer.callbacks+", _EVALUATION),
+                ("trainer.callbacks.init_args.every_n_rounds", _EVERY * pace),
+            )
+            found[f"{name}, C = {communication:g}"] = Method(config, overrides, pace)
+    return found
+
+
+def study(speeds: str, participants: int) -> Study:
+    """All methods with fixed or dynamic speeds and so many participants of 100 clients."""
+    is_dynamic = speeds == "dynamic"
+    clients = ("trainer.participation.init_args.clients_per_round", participants)
+    asked = {
+        name: Method(method.config, (*method.overrides, clients, ("optimizer.init_args.lr", RATES.get(name, 0.05))))
+        for name, method in waiting(initial=max(5, participants // 10)).items()
+    }
+    system = "trainer.system"
+    return Study(
+        f"MNIST-5000, LeNet-5, 2 classes per client, {participants} of 100 clients, {speeds} speeds: "
+        "personal accuracy % when FedAvg has made so many rounds",
+        {**asked, **waiting_for_nobody(PACES[speeds], participants)},
+        (
+            ("model.init_args.backbone", "lfl.models.LeNet5"),
+            ("data.init_args.source", "lfl.data.MNIST5000"),
+            ("data.init_args.num_clients", 100),
+            ("data.init_args.batch_size", 10),
+            *partitioned("ClassesPerClientPartitioner", classes_per_client=2),
+            (system, "lfl.system.ExponentialSpeeds"),
+            (f"{system}.init_args.means", "null"),
+            (f"{system}.init_args.rates", "[0.01, 1.0]" if is_dynamic else 1.0),
+            (f"{system}.init_args.dynamic", is_dynamic),
+        ),
+        rounds=100,
+        evaluate_every=_EVERY,
+        metrics=(ACCURACY, TIME),
+        tabulate=tabulate,
+        claims=claims,
+        columns=("method", "C", *map(str, READ), "mean over time", *(f"s to {target:g} %" for target in TARGETS)),
+        draw=draw,
+    )
+
+
+STUDIES = {
+    "fixed": study("fixed", 20),
+    "dynamic": study("dynamic", 20),
+    "fixed-all": study("fixed", 100),
+    "dynamic-all": study("dynamic", 100),
+}
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    return parse(STUDIES, __doc__, "runs/stragglers", arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    run_studies(STUDIES, options_of(arguments))
+
+
+if __name__ == "__main__":
+    main()
