@@ -73,6 +73,18 @@ class StepResult(NamedTuple):
     logs: dict[str, Tensor]
 
 
+class StepTime(NamedTuple):
+    """How long a step took.
+
+    Attributes:
+        seconds: of it.
+        is_replayed: whether it was the replay of a recording, and nothing else.
+    """
+
+    seconds: float
+    is_replayed: bool
+
+
 StepFunction = Callable[[Tensor, StepInput], StepResult]
 """From parameters [G, D] and the input of a step to its result."""
 

@@ -18,7 +18,7 @@ from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer, may_change
 from lfl.client.rates import LearningRates
 from lfl.client.schedule import BatchPlan, Padding
-from lfl.client.step import LocalStep, StepBatch, StepFunction, StepInput, StepResult
+from lfl.client.step import LocalStep, StepBatch, StepFunction, StepInput, StepResult, StepTime
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.feed import BatchFeed
@@ -78,7 +78,7 @@ class LocalEngine(ABC):
         compiles: whether steps are recorded and compiled.
         watch: compares some steps with those of one client at a time; None for no comparison.
         failure: what a step last raised, with its parameters and its input.
-        step_times: seconds of the computations of gradients so far; None where nobody wants to know.
+        step_times: what the steps so far have taken; None where nobody wants to know.
         is_wrapped: whether callbacks change gradients.
         has_loss_terms: whether callbacks add terms to the loss, which may read x.
     """
@@ -109,7 +109,7 @@ class LocalEngine(ABC):
         self._patience = 0
         self.watch: StepWatch | None = None
         self.failure: StepFailure | None = None
-        self.step_times: list[float] | None = None
+        self.step_times: list[StepTime] | None = None
         self.phase = 0  # of the local work, at the moment
         self._callbacks = callbacks
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
@@ -399,22 +399,23 @@ class LocalEngine(ABC):
 
     def _compute(self, phase: int, params: Tensor, input: StepInput) -> StepResult:
         """Compute the gradients of some clients in a phase of the local work."""
-        started = time.perf_counter()
+        started, function = time.perf_counter(), self.step_functions[phase]
         try:
-            result = self.step_functions[phase](params, input)
+            result = function(params, input)
         except torch.OutOfMemoryError:
             raise  # not kept: the error's traceback keeps the tensors of the step alive
         except Exception as error:
             self.failure = StepFailure(error, phase, params, input)
             raise
-        self._note_time(started)
+        self._note_time(function, started)
         if self.watch is not None and self.watch.is_due():
             self.watch.check(phase, params, input, result)
         return result
 
-    def _note_time(self, started: float) -> None:
+    def _note_time(self, function: StepFunction, started: float) -> None:
         if self.step_times is not None:
-            self.step_times.append(time.perf_counter() - started)
+            is_replayed = isinstance(function, TracedStep) and function.has_replayed
+            self.step_times.append(StepTime(time.perf_counter() - started, is_replayed))
 
     @property
     def may_record_descents(self) -> bool:
@@ -452,7 +453,7 @@ class LocalEngine(ABC):
                 if not isinstance(error, torch.OutOfMemoryError):  # its traceback keeps the step's tensors alive
                     self.failure = StepFailure(error, phase.index, rows, input)
                 raise
-            self._note_time(started)
+            self._note_time(function, started)
             if before is not None and self.watch is not None:
                 self.watch.check_descent(phase.index, before, rows, rate, input, StepResult(rows, losses, logs))
             if not isinstance(plan.rows, slice):  # indexing by a tensor made a copy; a slice is a view

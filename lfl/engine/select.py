@@ -14,7 +14,7 @@ from lfl.client.foresee import at_round_1
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.schedule import count_calls
-from lfl.client.step import Extras, StepInput
+from lfl.client.step import Extras, StepInput, StepTime
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import ALL, Descents, LocalEngine
@@ -141,11 +141,11 @@ class _Chooser:
             return vectorized
         return sequential
 
-    def set_threads(self, path: Path) -> float | None:
+    def set_threads(self, path: Path) -> StepTime | None:
         """Let torch compute with the threads that a resumed run had, or with all of them if that is clearly faster.
 
         Returns:
-            Where the choice fell on several, the seconds of a step on one.
+            Where the choice fell on several, what a step takes on one.
         """
         most, saved = self.settings.most_threads, self._resumed.get("threads")
         # A run of few steps is over before the trial pays.
@@ -155,9 +155,9 @@ class _Chooser:
         path, count = self._as_taken(path), min(path.cohort_size, self._per_round)
         timer = self._timer
         number = min(saved, most) if saved else self.ask(lambda: most if timer.are_faster(most, path, count) else 1)
-        seconds: float | None = self.ask(lambda: timer.seconds(path, count)) if number > 1 else None
+        one: StepTime | None = self.ask(lambda: timer.step_time(path, count)) if number > 1 else None
         torch.set_num_threads(number)
-        return seconds
+        return one
 
     def compare_processes(self, path: Path) -> None:
         """Say so where several processes share a round's work in no less time than one takes for all of it."""

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
 from lfl.client.schedule import count_calls
-from lfl.client.step import Extras, StepInput
+from lfl.client.step import Extras, StepInput, StepTime
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
@@ -84,9 +84,9 @@ class StepTimer:
             costs.append(StepCost(engine, self.data.batch_size, alone, each))
         return costs
 
-    def seconds(self, path: Path, count: int) -> float:
-        """Seconds of a step of ``count`` clients, the least of five."""
-        return min(self._times(self._engine(path), count))
+    def step_time(self, path: Path, count: int) -> StepTime:
+        """What a step of ``count`` clients takes, the least of five; replayed where the path records steps."""
+        return StepTime(min(self._times(self._engine(path), count)), bool(path.recording))
 
     def are_faster(self, threads: int, path: Path, count: int) -> bool:
         """Whether so many threads are clearly faster than one, which torch has now, on steps of ``count`` clients.

@@ -17,6 +17,7 @@ from lfl.client.attributes import flags_of, values_of
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.rates import LearningRates
+from lfl.client.step import StepTime
 from lfl.client.surroundings import Surroundings
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
@@ -54,7 +55,7 @@ class LocalTraining:
         named: the engine and the recording that the user asked for by name, which are not left silently; ``auto`` for
             what is left to the run.
         trial: batches to try steps on.
-        one_thread: seconds of a step on one thread, where several were chosen because they are faster.
+        one_thread: what a step takes on one thread, where several were chosen because they are faster.
 
     Attributes:
         engine: computes the steps now.
@@ -72,7 +73,7 @@ class LocalTraining:
         path: Path,
         named: tuple[str, TraceSteps],
         trial: Trial,
-        one_thread: float | None = None,
+        one_thread: StepTime | None = None,
     ) -> None:
         self._model, self._data, self._work, self._callbacks, self._seed = model, data, work, callbacks, seed
         self._path, self._named, self._trial = path, named, trial
@@ -123,7 +124,8 @@ class LocalTraining:
         """
         if self._one_thread is None:
             return self._train(cohort, rates)
-        times = self.engine.step_times = []
+        times: list[StepTime] = []
+        self.engine.step_times = times
         is_done = self._train(cohort, rates)
         self._look_at_threads(times)
         return is_done
@@ -153,9 +155,12 @@ class LocalTraining:
         self._generators.restore(before)
         return False
 
-    def _look_at_threads(self, times: list[float]) -> None:
+    def _look_at_threads(self, times: list[StepTime]) -> None:
         """Go on with one thread if several have become a loss: they wait for each other where others use the cores."""
-        if self._one_thread is None or not times or statistics.median(times) < _SLOWER * self._one_thread:
+        one = self._one_thread
+        # A step that will be replayed takes many times as long until it is.
+        alike = [step.seconds for step in times if one is not None and step.is_replayed == one.is_replayed]
+        if one is None or not alike or statistics.median(alike) < _SLOWER * one.seconds:
             return
         torch.set_num_threads(1)
         rank_zero_info(

@@ -12,6 +12,7 @@ from worlds import Bystander, mlp, ragged_data, train
 
 from lfl.checkpointing import Checkpointing
 from lfl.client.model import ClientModel
+from lfl.client.step import StepTime
 from lfl.client.work import LocalWork
 from lfl.engine import training
 from lfl.engine.select import EngineSettings, build_training
@@ -177,3 +178,18 @@ def test_threads_that_have_become_a_loss_are_given_up(tmp_path: Path, monkeypatc
         "From round 1 on, torch computes with one thread instead of 3: others have come to use the cores. "
         "`trainer.num_threads` sets a number for good."
     ]
+
+
+def test_steps_that_are_not_recorded_yet_do_not_speak_against_threads(tmp_path: Path) -> None:
+    """They take many times as long as their replays, which the trial has timed."""
+    local = train([], tmp_path, num_threads=1, max_rounds=1).run.training
+    for one, times, number in (
+        (StepTime(0.01, True), [StepTime(1.0, False)] * 9 + [StepTime(0.01, True)], 3),
+        (StepTime(0.01, True), [StepTime(1.0, False)] * 9, 3),
+        (StepTime(0.01, True), [StepTime(0.04, True)] * 9, 1),
+        (StepTime(0.01, False), [StepTime(0.04, False)] * 9 + [StepTime(0.001, True)] * 90, 1),
+    ):
+        torch.set_num_threads(3)
+        local._one_thread = one
+        local._look_at_threads(times)
+        assert torch.get_num_threads() == number

@@ -39,7 +39,7 @@ def test_costs_are_taken_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
     together, alone = timer().costs((Path("vectorized", 4), 4), (Path(), 1))
     assert (together.alone, together.each) == (1.5, 0.5)
     assert (alone.alone, alone.each) == (1.5, 0.0)
-    assert timer().seconds(Path(), 3) == 2.5
+    assert timer().step_time(Path(), 3) == (2.5, False)
 
 
 def test_a_busy_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ class CompiledStep(TracedStep):
         input = input._replace(batch=without_riders(input.batch))
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
-        if shape not in self._recorded:
+        self.has_replayed = shape in self._recorded
+        if not self.has_replayed:
             self._recorded[shape] = self._compile(params, input, leaves)
         replay, names = self._recorded[shape]
         gradients, losses, *logged = replay(*leaves)

@@ -40,6 +40,9 @@ class TracedStep:
         step: a pure function.
         plain: computes the same, faster where nothing is recorded; None for ``step`` itself.
         patience: how many calls of a shape are computed before it is recorded.
+
+    Attributes:
+        has_replayed: whether the last call took no more than a replay: it neither computed nor recorded or compared.
     """
 
     def __init__(self, step: StepFunction, plain: StepFunction | None = None, patience: int = 0) -> None:
@@ -48,12 +51,14 @@ class TracedStep:
         self._descents: dict[Any, tuple[Replay, tuple[str, ...]]] = {}  # likewise, with the step of plain SGD
         self._calls: Counter[Any] = Counter()  # of each shape, until it was recorded
         self._replays: Counter[Any] = Counter()  # calls of each recording, the one in which it was made included
+        self.has_replayed = False
 
     def __call__(self, params: Tensor, input: StepInput) -> StepResult:
         """The step's result."""
         input = input._replace(batch=without_riders(input.batch))
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
+        self.has_replayed = False
         if shape not in self._recorded:
             self._calls[shape] += 1
             if self._calls[shape] <= self._patience:
@@ -67,6 +72,8 @@ class TracedStep:
         result = StepResult(gradients, losses, dict(zip(names, logged, strict=True)))
         if self._is_to_compare(shape):
             _compare(result, self._computed(params, input))
+        else:
+            self.has_replayed = True
         return result
 
     def _is_to_compare(self, recording: Any) -> bool:
@@ -107,7 +114,8 @@ class TracedStep:
         if shape not in self._descents:
             recorded, names = self._record(params, input, descend=True)
             self._descents[shape] = replay_of(recorded), names
-        if self._is_to_compare(("descent", shape)):
+        self.has_replayed = not self._is_to_compare(("descent", shape))
+        if not self.has_replayed:
             self._check_descent(shape, leaves, self._computed(params, input))
         return self._replay_descent(shape, leaves, rate)
 

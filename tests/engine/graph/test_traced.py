@@ -49,15 +49,18 @@ def test_every_shape_is_recorded_once_and_checked_at_calls_2_4_8() -> None:
         return StepResult(x.sin() + 1, x.sum(), {"mean": x.mean()})
 
     traced = TracedStep(step)
-    for size in (3, 4, 3, 3, 4, 4, 3):
+    replayed = []
+    for size in (3, 4, 3, 3, 4, 4, 3, 3):
         x = torch.rand(size)
         gradients, losses, logs = traced(x, NOTHING)
+        replayed.append(traced.has_replayed)
         assert torch.equal(gradients, x.sin() + 1)
         assert torch.equal(losses, x.sum())
         assert torch.equal(logs.pop("mean"), x.mean())
         assert not logs
     # Recorded, computed, and compared at the second and the fourth call of each.
     assert sorted(calls) == [(3,)] * 4 + [(4,)] * 3
+    assert replayed == [False, False, False, True, False, True, False, True]
 
 
 def test_a_patient_recording_waits_for_a_shape_to_come_again() -> None:
