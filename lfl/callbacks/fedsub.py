@@ -3,7 +3,7 @@
 The update is that of the authors' public code (github.com/JimmyAwoe/FedSub) for orthonormal bases.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -20,8 +20,8 @@ from lfl.subspace import Basis, LayerwiseSubspace, Subspace
 from lfl.subspace.refresh import RefreshedBasis
 
 _DUAL = "fedsub/dual"  # lambda_i [R]
-_CLOCK = "fedsub/clock"  # the period and the learning rate for which lambda_i was written [2]
-_LAST = "fedsub/last"  # z_i of the last participation [R], for `stale`
+_CLOCK = "fedsub/clock"  # the period and the learning rate for which a client's rows were written [2]
+_LAST = "fedsub/last"  # e_i [R], the z_i of the last participation, for `stale`
 
 
 class FedSub(FederatedCallback):
@@ -35,10 +35,9 @@ class FedSub(FederatedCallback):
         subspace: draws the bases.
         refresh_every: rounds between draws.
         variant: ``public`` is the authors' code: only the participants of a round change their dual. With ``stale`` all
-            N clients do, in every round; absent ones use the z_i of their last participation, whatever its basis was
-            (zero before the first). This is our guess at what SSF's paper ran, where FedSub diverges: an absent client
-            adds the same z_i again and again, which amplifies differences between duals. It costs O(N) a round, and R
-            more numbers of state per client.
+            N clients that have data do, in every round: ``lambda_i += e_i - mean_j e_j``, with e_i the z_i of the last
+            participation (zero before the first), taken from basis to basis as lambda_i is. So read, FedSub gives the
+            numbers that SSF's paper prints for it. It costs O(N) a round, and R more numbers of state per client.
     """
 
     weighting = "uniform"
@@ -72,7 +71,10 @@ class FedSub(FederatedCallback):
         store.declare(_DUAL, rank, layout.dtype)
         if self.variant == "stale":
             store.declare(_LAST, rank, layout.dtype)
-        # Beside each dual, what it was written under: the number of draws before, and the learning rate.
+            # The sum of e_i over all clients, on every process, and what it was written under, as of a client's row.
+            self._sum = torch.zeros(1, rank, dtype=layout.dtype, device=federation.device)
+            self._sum_clock = torch.zeros(1, 2, dtype=torch.float64)
+        # What rows were written under: the number of draws before, and the learning rate.
         store.declare(_CLOCK, 2, torch.float64)
         self._bases = RefreshedBasis(self.subspace, self.refresh_every, layout, federation.seed, federation.device)
 
@@ -82,7 +84,7 @@ class FedSub(FederatedCallback):
 
     @override
     def on_cohort_start(self, cohort: Cohort) -> None:
-        cohort.rows["dual"] = self._duals(cohort.ids, cohort.round.number)
+        cohort.rows["dual"] = self._rows(_DUAL, cohort.ids, cohort.round.number)
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
@@ -96,10 +98,13 @@ class FedSub(FederatedCallback):
 
     @override
     def on_cohort_end(self, cohort: Cohort) -> None:
-        """Write ``lambda_i + z_i``; ``on_server_step`` subtracts zbar, when all clients have reported."""
-        self._write(cohort.ids, cohort.rows["dual"] + cohort.values, cohort.round.number)
+        """Write ``lambda_i + z_i``; ``on_server_step`` subtracts the mean, when all clients have reported."""
+        number = cohort.round.number
         if self.variant == "stale":
+            moved = cohort.values - self._rows(_LAST, cohort.ids, number)
+            cohort.round.accumulate("fedsub/moved", moved.double().sum(dim=0))
             self._store.scatter(_LAST, cohort.ids, cohort.values)
+        self._write(cohort.ids, cohort.rows["dual"] + cohort.values, number)
 
     @override
     def on_server_step(self, round: Round) -> None:
@@ -107,48 +112,78 @@ class FedSub(FederatedCallback):
         mean = round.update_coordinates  # zbar
         if mean is None:
             return
+        if self.variant == "stale":
+            mean = self._mean_of_last(round).to(mean)
         # Each process has accepted, and writes, clients of its own only.
         for ids in round.reported:
             store.scatter(_DUAL, ids, store.gather(_DUAL, ids) - mean)
         if self.variant == "stale":
             ids = self._absent(round)
-            moved = store.gather(_LAST, ids) - mean
-            self._write(ids, self._duals(ids, round.number) + moved, round.number)
+            last = self._rows(_LAST, ids, round.number)
+            dual = self._rows(_DUAL, ids, round.number) + last - mean
+            store.scatter(_LAST, ids, last)
+            self._write(ids, dual, round.number)
 
-    def _duals(self, ids: Tensor, round_number: int) -> Tensor:
-        """The duals lambda_i of clients ``ids`` [C, R], in the basis and for the learning rate of a round."""
+    def _mean_of_last(self, round: Round) -> Tensor:
+        """The mean [R] of e_i over all clients that have data, those of this round with their new one."""
+        total = self._carried(self._sum, self._sum_clock, round.number)
+        self._sum = total + round.sums["fedsub/moved"].to(total)
+        self._sum_clock = self._clock(round.number)[None]
+        return self._sum[0] / int(self._has_data().sum())
+
+    def _rows(self, slot: str, ids: Tensor, round_number: int) -> Tensor:
+        """Rows [C, R] of clients, in the basis and for the learning rate of a round."""
         store = self._store
-        dual: Tensor = store.gather(_DUAL, ids)
-        clock = store.gather(_CLOCK, ids)
-        self._carry(dual, clock[:, 0].long(), self._bases.period(round_number))
-        rate = self._federation.rates.lr
-        # A clock of 0 was never written: the dual is zero, and needs no scale.
-        ratio = torch.where(clock[:, 1] > 0, rate / clock[:, 1].clamp(min=torch.finfo(clock.dtype).tiny), 1.0)
-        dual *= ratio[:, None].to(dual.dtype)
-        return dual
+        return self._carried(store.gather(slot, ids), store.gather(_CLOCK, ids), round_number)
+
+    def _carried(self, rows: Tensor, clock: Tensor, round_number: int) -> Tensor:
+        """Rows [C, R] that were written under a clock [C, 2], in the basis and for the learning rate of a round."""
+        rows = self._converted(rows, clock[:, 0].long(), self._bases.period(round_number))
+        # A clock of 0 was never written: the row is zero, and needs no scale.
+        least = torch.finfo(clock.dtype).tiny
+        ratio = torch.where(clock[:, 1] > 0, self._federation.rates.lr / clock[:, 1].clamp(min=least), 1.0)
+        return rows * ratio[:, None].to(rows)
+
+    def _clock(self, round_number: int) -> Tensor:
+        return torch.tensor([float(self._bases.period(round_number)), self._federation.rates.lr], dtype=torch.float64)
 
     def _write(self, ids: Tensor, dual: Tensor, round_number: int) -> None:
         self._store.scatter(_DUAL, ids, dual)
-        clock = [float(self._bases.period(round_number)), self._federation.rates.lr]
-        self._store.scatter(_CLOCK, ids, torch.tensor(clock, dtype=torch.float64).expand(len(ids), 2))
+        self._store.scatter(_CLOCK, ids, self._clock(round_number).expand(len(ids), 2))
+
+    def _has_data(self) -> Tensor:
+        """Which clients ever take part [N]: those that have data, and are not held out."""
+        has_data: Tensor = self._federation.data.client_sizes > 0
+        has_data[self._federation.held_out] = False
+        return has_data
 
     def _absent(self, round: Round) -> Tensor:
         """Ids of this process's clients that have data and are not in the round's aggregate."""
-        absent = self._federation.data.client_sizes > 0
-        absent[self._federation.held_out] = False
+        absent = self._has_data()
         absent &= self._federation.processes.at_home(torch.arange(len(absent)))
         for ids in round.reported:
             absent[ids] = False
         return absent.nonzero().squeeze(1)
 
-    def _carry(self, dual: Tensor, since: Tensor, period: int) -> None:
-        """Convert rows of ``dual`` [C, R], in place, from the basis of period ``since`` [C] to that of ``period``.
+    def _converted(self, rows: Tensor, since: Tensor, period: int) -> Tensor:
+        """Convert rows [C, R] from the bases of periods ``since`` [C] to that of ``period``.
 
         One draw after the other, as participants do: the product of all projections is not a projection from the first
         basis to the last.
         """
-        stale = dual.any(dim=1).cpu()  # zero is zero in every basis
+        rows, since = rows.clone(), since.cpu()
+        stale = rows.any(dim=1).cpu()  # zero is zero in every basis
         for old in range(int(since[stale].min()) if stale.any() else period, period):
-            behind = (stale & (since.cpu() <= old)).to(dual.device)
-            lifted = self._bases.of_period(old).lift(dual[behind])
-            dual[behind] = self._bases.of_period(old + 1).project(lifted)
+            behind = (stale & (since <= old)).to(rows.device)
+            lifted = self._bases.of_period(old).lift(rows[behind])
+            rows[behind] = self._bases.of_period(old + 1).project(lifted)
+        return rows
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self._sum.cpu(), "sum_clock": self._sum_clock} if self.variant == "stale" else {}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.variant == "stale":
+            self._sum, self._sum_clock = state_dict["sum"].to(self._sum), state_dict["sum_clock"]

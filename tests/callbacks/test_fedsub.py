@@ -1,14 +1,18 @@
 """FedSub: the identity is SCAFFOLD, and the variant `stale`, whose absent clients update their duals too."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from worlds import train
 
 from lfl.callbacks import FedSub, Scaffold
 from lfl.checkpointing import Checkpointing
 from lfl.participation import FixedParticipation, FullParticipation
+from lfl.round import Cohort, Round
 from lfl.subspace import IdentitySubspace, LayerwiseSubspace
+from lfl.subspace.refresh import RefreshedBasis
 
 
 def test_fedsub_with_the_identity_and_full_participation_is_scaffold(tmp_path: Path) -> None:
@@ -20,25 +24,44 @@ def test_fedsub_with_the_identity_and_full_participation_is_scaffold(tmp_path: P
     assert duals.abs().max() > 1e-3
 
 
+class Watched(FedSub):
+    """Keeps, of every round, the endpoints z_i of its clients, and the duals of all of them after it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(LayerwiseSubspace(0.3), variant="stale", **options)
+        self.endpoints: list[dict[int, Tensor]] = []
+        self.duals: list[Tensor] = []
+
+    def on_cohort_end(self, cohort: Cohort) -> None:
+        self.endpoints += [{}] * (cohort.round.number - len(self.endpoints))
+        self.endpoints[-1] = {
+            **self.endpoints[-1],
+            **dict(zip(cohort.ids.tolist(), cohort.values.clone(), strict=True)),
+        }
+        super().on_cohort_end(cohort)
+
+    def on_server_step(self, round: Round) -> None:
+        super().on_server_step(round)
+        self.duals.append(self._rows("fedsub/dual", torch.arange(8), round.number))
+
+
 def test_stale_duals_by_hand(tmp_path: Path) -> None:
-    """Full rank, so that a basis is a rotation. Client 1 takes part in round 1 only, client 2 never.
-
-    lambda_1 = (z_1 - zbar_1) + (z_1 - zbar_2), lambda_2 = -zbar_1 - zbar_2, with one basis for both rounds.
-    """
-    means = []
-
-    class Watched(FedSub):
-        def on_server_step(self, round) -> None:
-            means.append(round.update_coordinates.clone())
-            super().on_server_step(round)
-
-    callback = Watched(LayerwiseSubspace(0.3), refresh_every=2, variant="stale")
-    trainer = train([callback], tmp_path, max_rounds=2, participation=FixedParticipation([[0, 1], [0, 3]]))
-    store = trainer.store
-    ids = torch.tensor([1, 2])
-    last = store.gather("fedsub/last", ids)
-    assert not last[1].any()
-    torch.testing.assert_close(store.gather("fedsub/dual", ids), 2 * last - means[0] - means[1], rtol=0, atol=1e-14)
+    """Two rounds with one basis, a third one with another: ``lambda_i += e_i - mean_j e_j`` for all eight clients."""
+    callback = Watched(refresh_every=2)
+    participation = FixedParticipation([[0, 1], [0, 3], [2, 3]])
+    trainer = train([callback], tmp_path, max_rounds=3, participation=participation)
+    bases = RefreshedBasis(callback.subspace, 2, trainer.layout, trainer.run.seed, trainer.server.vector.device)
+    rank = callback.duals[0].shape[1]
+    last, dual = (torch.zeros(8, rank, dtype=torch.float64) for _ in range(2))
+    for number, (endpoints, found) in enumerate(zip(callback.endpoints, callback.duals, strict=True), 1):
+        if number == 3:
+            last, dual = (bases.of_period(1).project(bases.of_period(0).lift(rows)) for rows in (last, dual))
+        for client, endpoint in endpoints.items():
+            last[client] = endpoint
+        dual += last - last.mean(dim=0)
+        torch.testing.assert_close(found, dual, rtol=0, atol=1e-14)
+    assert not last[4:].any()
+    assert dual[4:].abs().min() > 0
 
 
 def test_with_all_clients_stale_is_public(tmp_path: Path) -> None:
@@ -50,7 +73,8 @@ def test_with_all_clients_stale_is_public(tmp_path: Path) -> None:
         ).server.vector
         for variant in ("public", "stale")
     ]
-    assert torch.equal(*vectors)
+    # The mean of what clients sent, and of what is kept of them.
+    torch.testing.assert_close(*vectors, rtol=0, atol=1e-13)
 
 
 def test_stale_duals_survive_a_restart(tmp_path: Path) -> None:

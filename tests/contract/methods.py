@@ -97,6 +97,7 @@ METHODS: dict[str, Stack] = {
     "ssf-coordinate": lambda: [SSF(CoordinateSubspace(0.3), refresh_every=2)],
     "ssf-hadamard": lambda: [SSF(HadamardSubspace(0.3))],
     "fedsub": lambda: [FedSub(LayerwiseSubspace(0.3), refresh_every=2)],
+    "fedsub-stale": lambda: [FedSub(LayerwiseSubspace(0.3), refresh_every=2, variant="stale")],
     "top-k": lambda: [TopK(0.1)],
     "random-k": lambda: [RandomK(0.1)],
     "sign": lambda: [Sign()],

@@ -67,7 +67,8 @@ def test_fedavg_stalls_on_heterogeneous_quadratics(tmp_path: Path) -> None:
     assert 0.01 < (trainer.server.vector - data.optimum).norm() < 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+# By its definition all clients' duals change in every round.
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedsub-stale"])
 def test_absent_clients_are_not_touched(method: str, tmp_path: Path) -> None:
     early, late = [0, 1, 3, 5, 6], [1, 3, 5, 6, 7]  # of eight clients; Krum needs five of them
     schedule = FixedParticipation([early, early, late, late])
