@@ -33,6 +33,7 @@ class FLSSVRG(FederatedCallback):
     K - 1. In round k it sends the difference of its stochastic gradients at x_k and at x_0 on coordinates of its own,
     P_ki, and the stored ``P_k^T G_i``:
     ``g = sum_i w_i [ (D/l_i) Pi_ki (grad F(x_k) - grad F(x_0)) + (D/l) Pi_k G_i ]``.
+    All three gradients are those of the loss with its weight decay.
 
     State: sum_k tau_k floats for each client, and x_0, with tau_k the number of coordinates in P_k. Up: tau_0 floats,
     then tau_k + tau_ki. The participants must stay the same for an epoch: ``UniformParticipation(rounds_per_draw=K)``,
@@ -42,6 +43,9 @@ class FLSSVRG(FederatedCallback):
         l: expected number of shared coordinates, E tau_k.
         l_i: expected number of a client's own coordinates, E tau_ki: one for all clients, or a list.
         epoch_rounds: rounds of an epoch (K).
+
+    Raises:
+        ValueError: at the start of a run, if participants may change in an epoch, or clients take several local steps.
     """
 
     weighting = "uniform"
@@ -71,6 +75,12 @@ class FLSSVRG(FederatedCallback):
                 f"FullParticipation, or UniformParticipation with `rounds_per_draw={self.epoch_rounds}`"
                 f"{', and a system that loses no clients' if loses_clients else ''}."
             )
+        steps = federation.work.num_steps(federation.data.client_sizes, federation.data.batch_size)
+        if int(steps.max()) > 1:
+            raise ValueError(
+                f"FLSSVRG keeps gradients of single steps, but clients take up to {int(steps.max())}: use "
+                "`local_steps=1`."
+            )
         self._federation = federation
         self._dim = federation.layout.dim
         self._ends = (-1, [])
@@ -95,11 +105,14 @@ class FLSSVRG(FederatedCallback):
         if self._position(cohort.round) == 0:
             return lambda params, step: cohort.full_gradient(params)  # G_i, whatever the batch of the step
         reference = cohort.received[_REFERENCE]
+        decay = cohort.phases[0].optimizer.weight_decay()
 
         def difference(params: Tensor, step: LocalStep) -> Tensor:
             # Both on the batch of this step, so that their noise cancels as x_k nears x_0.
             now = gradient(params, step)
-            return now.sub_(gradient(reference.expand(len(params), -1), step))
+            now.sub_(gradient(reference.expand(len(params), -1), step))
+            # The optimizer adds the decay of x_k; that of x_0 is in the stored G_i.
+            return now if decay is None else now.sub_(decay * reference)
 
         return difference
 

@@ -183,6 +183,7 @@ _LATE = ExponentialSpeeds(means=[1.0, 9.0], dynamic=True, communication=0.1)
 OPTIONS: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"participation": PoissonParticipation(0.5)},
     "fedmrur": {"aggregator": NormalizedReaggregation()},
+    "fl-ssvrg": {"local_steps": 1},
     "fedrep": {"local_phases": _HEAD_THEN_BODY},
     "fedrep+flss": {"local_phases": _HEAD_THEN_BODY},
     "fedmrur-n+flss": {"aggregator": NormalizedReaggregation()},
@@ -220,7 +221,7 @@ def train_method(
 ) -> FederatedTrainer:
     """``worlds.train`` with a method's callbacks and what else it needs."""
     needed = OPTIONS.get(method, {})
-    if "local_phases" in needed:
+    if {"local_phases", "local_steps"} & set(needed):
         options.pop("local_epochs", None)
     return train(METHODS[method](), folder, module, data, **{**needed, **options})
 
