@@ -16,6 +16,11 @@ from jsonargparse import lazy_instance
 T = TypeVar("T")
 
 
+def count_of_share(share: float, total: int) -> int:
+    """``ceil(share * total)``, of the share as it is written: 0.07 of 100 are 7, though the product is a little more."""
+    return math.ceil(share * total - 1e-9)
+
+
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     """Raise ValueError unless ``value`` is one of ``allowed``; the message leaves out an empty ``owner``."""
     if value not in allowed:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lfl.aggregation import MeanAggregator
-from lfl.arguments import check_choice, check_number, fresh_default, lazy_default
+from lfl.arguments import check_choice, check_number, count_of_share, fresh_default, lazy_default
 from lfl.callbacks import SSF
 from lfl.data import FederatedDataModule
 from lfl.trainer import FederatedTrainer
@@ -76,3 +76,8 @@ def test_help_shows_defaults_as_one_would_write_them(owner: type, texts: list[st
     assert len(signature) < 4000
     assert all(f"= {text}" in signature for text in texts)
     assert len(pydoc.render_doc(owner)) < 100_000
+
+
+@pytest.mark.parametrize(("share", "count", "expected"), [(0.2, 10, 2), (0.07, 100, 7), (0.2, 11, 3), (0.0, 9, 0)])
+def test_shares_are_rounded_up(share: float, count: int, expected: int) -> None:
+    assert count_of_share(share, count) == expected

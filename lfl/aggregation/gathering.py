@@ -1,6 +1,5 @@
 """The base of aggregators that need the updates of all clients at once, such as medians."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator
 
@@ -71,8 +70,3 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 def squared_norms(rows: Tensor) -> Tensor:
     """``|rows_i|^2`` [M], in float64."""
     return torch.stack([block.square().sum(dim=1) for block in blocks(rows)]).sum(dim=0)
-
-
-def count_of_share(share: float, num_participants: int) -> int:
-    """``ceil(share * M)``, of the share as it is written: 0.07 of 100 are 7, though the product is a little more."""
-    return math.ceil(share * num_participants - 1e-9)

@@ -9,8 +9,8 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.aggregation.gathering import GatheringAggregator, blocks, count_of_share, weighted_sum
-from lfl.arguments import check_number
+from lfl.aggregation.gathering import GatheringAggregator, blocks, weighted_sum
+from lfl.arguments import check_number, count_of_share
 
 
 class Krum(GatheringAggregator):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lfl.aggregation.gathering import GatheringAggregator, blocks, count_of_share
-from lfl.arguments import check_number
+from lfl.aggregation.gathering import GatheringAggregator, blocks
+from lfl.arguments import check_number, count_of_share
 
 
 class TrimmedMean(GatheringAggregator):

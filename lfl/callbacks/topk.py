@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lfl.arguments import count_of_share
 from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
 from lfl.federation import Federation
@@ -91,7 +92,7 @@ def count_entries(k: int | float | list[int], ids: Tensor, width: int) -> int | 
         ValueError: an int above ``width``.
     """
     if isinstance(k, float):
-        return max(1, math.ceil(k * width))
+        return max(1, count_of_share(k, width))
     try:
         count_rank(max(k) if isinstance(k, list) else k, width)
     except ValueError as error:

@@ -27,6 +27,7 @@ class RobustRegressionData(ProblemData):
         batch_size: examples in one step.
         noise: whether ``.2 i`` and ``1e4`` are variances (which reproduces the paper's figures) or standard deviations.
         seed: seed of the problem's data.
+        truth_seed: seed of x_true, where it is to stay the same in repeats with other data; none for ``seed``.
     """
 
     def __init__(
@@ -37,24 +38,30 @@ class RobustRegressionData(ProblemData):
         batch_size: PositiveInt = 1,
         noise: Literal["variance", "std"] = "variance",
         seed: int = 0,
+        truth_seed: int | None = None,
     ) -> None:
         super().__init__(num_clients, examples_per_client, batch_size)
         self.dim = dim
         self.noise = noise
         self.seed = seed
+        self.truth_seed = truth_seed
 
     @override
     def setup(self, stage: str) -> None:
         draws = generator(self.seed, "robust regression")
         shape = (self.num_clients, self.examples_per_client)
         features = torch.randn(*shape, self.dim, generator=draws, dtype=torch.float64)
-        truth = torch.randn(self.dim, generator=draws, dtype=torch.float64)
+        own = torch.randn(self.dim, generator=draws, dtype=torch.float64)
+        truth = own if self.truth_seed is None else self._fixed_truth(self.truth_seed)
         small = 0.2 * torch.arange(1, self.num_clients + 1, dtype=torch.float64)[:, None]
         spread = torch.where(torch.rand(shape, generator=draws, dtype=torch.float64) < 0.1, 1e4, small)
         if self.noise == "variance":
             spread = spread.sqrt()
         targets = features @ truth + spread * torch.randn(shape, generator=draws, dtype=torch.float64)
         self.examples = (features.flatten(0, 1), targets.flatten())
+
+    def _fixed_truth(self, seed: int) -> Tensor:
+        return torch.randn(self.dim, generator=generator(seed, "robust regression, truth"), dtype=torch.float64)
 
 
 class RobustRegression(LightningModule):

@@ -18,7 +18,7 @@ from lfl.aggregation import (
 )
 from lfl.aggregation import gathering as module
 from lfl.aggregation.aggregator import check_adds_up
-from lfl.aggregation.gathering import blocks, count_of_share, squared_norms, weighted_sum
+from lfl.aggregation.gathering import blocks, squared_norms, weighted_sum
 
 ROBUST: list[Aggregator] = [
     CoordinateMedian(),
@@ -112,11 +112,6 @@ def test_what_is_computed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(squared_norms(rows), rows.double().square().sum(dim=1))
     for aggregator, expected in zip(ROBUST, whole, strict=True):
         torch.testing.assert_close(aggregator.result(), expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize(("share", "count", "expected"), [(0.2, 10, 2), (0.07, 100, 7), (0.2, 11, 3), (0.0, 9, 0)])
-def test_shares_are_rounded_up(share: float, count: int, expected: int) -> None:
-    assert count_of_share(share, count) == expected
 
 
 def bounded(aggregator: Aggregator, num_byzantine: int) -> bool:

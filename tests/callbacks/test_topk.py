@@ -9,7 +9,7 @@ from two_clients import path_of, two_clients
 from worlds import train
 
 from lfl.callbacks import FederatedCallback, Proximal, TopK
-from lfl.callbacks.topk import keep_largest
+from lfl.callbacks.topk import count_entries, keep_largest
 
 
 def test_fedprox_with_top_k_and_feedback_by_hand(tmp_path: Path) -> None:
@@ -54,3 +54,9 @@ def test_topk_keeps_the_largest_and_remembers_the_rest(tmp_path: Path) -> None:
     assert torch.equal(whole.server.vector, plain.server.vector)
     with pytest.raises(ValueError, match="`k=0` must be at least 1"):
         TopK(0)
+
+
+def test_a_share_is_rounded_up_as_it_is_written() -> None:
+    """0.07 * 100 is 7.000000000000001 in floating-point numbers."""
+    ids = torch.zeros(1, dtype=torch.int64)
+    assert [count_entries(share, ids, 100) for share in (0.07, 0.071, 0.001)] == [7, 8, 1]

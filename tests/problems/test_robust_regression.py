@@ -55,3 +55,20 @@ def test_noise_grows_with_the_device(noise: str, power: float) -> None:
         residuals = (targets[device] - features[device] @ truth).abs()
         spread = (0.2 * (device + 1)) ** power
         assert float(residuals.quantile(0.45)) == pytest.approx(0.6745 * spread, rel=0.1)
+
+
+def test_repeats_may_share_the_truth() -> None:
+    """Two truths give targets that differ by ``<a, x_true - x_true'>``, the same difference whatever the data are."""
+
+    def examples(seed: int, truth_seed: int | None) -> tuple[Tensor, Tensor]:
+        data = RobustRegressionData(1, 50, dim=5, seed=seed, truth_seed=truth_seed)
+        data.setup("fit")
+        return data.examples
+
+    def difference(seed: int, first: int | None, second: int) -> Tensor:
+        features, targets = examples(seed, first)
+        return torch.linalg.lstsq(features, (targets - examples(seed, second)[1])[:, None]).solution.flatten()
+
+    torch.testing.assert_close(difference(0, 7, 8), difference(1, 7, 8), rtol=0, atol=1e-10)
+    assert difference(0, 7, 8).abs().max() > 0.5
+    assert (difference(0, None, 8) - difference(1, None, 8)).abs().max() > 0.5
