@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def count_of_share(share: float, total: int) -> int:
-    """``ceil(share * total)``, of the share as it is written: 0.07 of 100 are 7, though the product is a little more."""
+    """``ceil(share * total)``, of the share as it is written: 0.07 of 100 are 7, though their product is above it."""
     return math.ceil(share * total - 1e-9)
 
 
