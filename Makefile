@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: help check test slow docs bench
+.PHONY: help check test slow docs serve examples bench
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -17,7 +17,13 @@ test:  ## all tests but the slow ones
 slow:  ## the slow tests
 	$(PYTHON) -m pytest --quiet -m "slow and not gpu"
 
-docs:  ## run every command and every block of Python in README and docs, and every config
+docs:  ## build the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
+serve:  ## show the documentation while you write
+	NO_MKDOCS_2_WARNING=1 mkdocs serve
+
+examples:  ## run every command and every block of Python in README and docs, and every config
 	$(PYTHON) -m pytest --quiet tests/test_docs.py tests/test_configs.py
 
 bench:  ## accuracy, bytes and seconds of the methods, in one table
