@@ -1,5 +1,6 @@
 """Aggregators, which make one update of the clients' updates, and the server that steps along it."""
 
+from lfl.aggregation.accelerated import ThreeSequenceSGD
 from lfl.aggregation.aggregator import Aggregator, MeanAggregator, Weighting
 from lfl.aggregation.fedexp import FedExP
 from lfl.aggregation.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -41,6 +42,7 @@ __all__ = [
     "PolynomialStaleness",
     "Server",
     "Staleness",
+    "ThreeSequenceSGD",
     "TrimmedMean",
     "Weighting",
 ]
