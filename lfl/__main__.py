@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "validate": "Evaluate the server's model on the validation set.",
     "test": "Evaluate the server's model on the test set.",
     "predict": "Run the server's model on the prediction set, and write predictions.pt into a new run folder.",
+    "sweep": "Run `fit` with every combination of several values of its settings.",
 }
 
 
@@ -39,6 +40,11 @@ def main(args: list[str] | None = None) -> None:
         hint = f"did you mean {near[0]!r}?" if near else f"the subcommands are {', '.join(SUBCOMMANDS)}."
         parser.exit(2, f"lfl: error: unknown subcommand {args[0]!r}; {hint}\n")
     try:
+        if args[0] == "sweep":
+            from lfl.sweep.command import main as sweep
+
+            sweep(args[1:])
+            return
         gc.disable()  # imports make objects but no garbage: collecting it would take a second
         from lfl.cli import run
 

@@ -43,15 +43,14 @@ from lfl.reporting.summary import metrics_table
 from lfl.run import Run
 from lfl.settings import Settings, local_work
 from lfl.storage.checkpoint_file import (
-    check_writable,
     find_newest,
     load_checkpoint,
     load_resumable,
     load_weights,
-    new_run_folder,
     run_folder_of,
 )
 from lfl.storage.fingerprint import check_resumable
+from lfl.storage.folders import check_writable, new_run_folder
 from lfl.system import System
 
 

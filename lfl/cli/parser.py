@@ -82,6 +82,11 @@ class FederatedCLI(LightningCLI):
             **options,
         )
 
+    @property
+    def settings(self) -> str:
+        """All settings, with defaults, as the YAML that a run saves."""
+        return str(self._parser(self.subcommand).dump(self.config[str(self.subcommand)], skip_none=False))
+
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         # Also in the parsers of subcommands: abbreviated, a misspelt setting could be taken for another one.
@@ -170,8 +175,23 @@ class FederatedCLI(LightningCLI):
                 )
 
 
-def run(args: list[str]) -> None:
+class ResolvingCLI(FederatedCLI):
+    """The command line up to where the run would begin: everything is parsed, checked and built."""
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        del subcommand
+
+
+def run(args: list[str], command_line: type[FederatedCLI] = FederatedCLI) -> FederatedCLI:
     """Run the command line; ends the process with an exit code if it fails or is stopped.
+
+    Args:
+        args: subcommand and settings.
+        command_line: what is made of them.
+
+    Returns:
+        The command line, whose ``trainer`` has the run.
 
     The exit codes: 1 for a RuntimeError, 2 for wrong settings or files, 130 and 143 for SIGINT and SIGTERM.
     """
@@ -180,7 +200,7 @@ def run(args: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
     keep_freed_memory()
     try:
-        FederatedCLI(args=args)
+        return command_line(args=args)
     except StoppedBySignal:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Stopping a run cleanly, with a checkpoint, when the system or the user asks for it."""
+"""Signals: those that stop a run cleanly, with a checkpoint, and those that end a process."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ def raise_signal_again(number: int) -> None:
         raise StoppedBySignal
     if number:
         sys.exit(128 + number)  # the shell's convention for a process that a signal ended
+
+
+def how_it_ended(code: int) -> str:
+    """Put the exit code of a process into words; it is negative for the number of a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}: see its own message"
+    name = next((f" ({known.name})" for known in signal.Signals if known == -code), "")  # some have no name
+    return f"was killed by signal {-code}{name}"
 
 
 @dataclass

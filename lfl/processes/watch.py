@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +19,8 @@ import torch
 import torch.distributed
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
+
+from lfl.processes.signals import how_it_ended
 
 _PERIOD = 0.2  # seconds between two checks
 # Seconds that the main thread gets to end by itself after a process was lost. In a collective operation it fails at
@@ -122,7 +123,7 @@ class ProcessWatch:
         for number, child in enumerate(self._children, start=1):
             code = child.poll()
             if code is not None:
-                return f"Process {self._fabric.global_rank + number} {_how_it_ended(code)}."
+                return f"Process {self._fabric.global_rank + number} {how_it_ended(code)}."
         return ""
 
     def _end(self) -> None:
@@ -159,10 +160,3 @@ def _reason(error: Exception | None) -> str:
     Connection reset by peer``.
     """
     return re.sub(r"^\[\S+\] ", "", str(error).partition("\n")[0]).partition(". ")[0].rstrip(".")
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}: see its own message"
-    name = next((f" ({known.name})" for known in signal.Signals if known == -code), "")  # some have no name
-    return f"was killed by signal {-code}{name}"

@@ -86,7 +86,7 @@ class ProgressDisplay:
         """Print a renderable of rich, such as the table of `RunSummary.render`; to be called after `stop`."""
         if self.enabled:
             stream = self._output()
-            _console(stream, self._is_live(stream)).print(renderable)
+            console_of(stream, self._is_live(stream)).print(renderable)
 
     def stop(self) -> None:
         """Draw the last state and release the terminal; may be called more than once."""
@@ -107,7 +107,7 @@ class ProgressDisplay:
         return self._stream or sys.stdout
 
     def _is_live(self, stream: TextIO) -> bool:
-        return _can_draw(stream) if self._live is None else self._live
+        return can_draw(stream) if self._live is None else self._live
 
 
 class _Progress:
@@ -186,7 +186,7 @@ class _Bar:
         from rich.live import Live
         from rich.text import Text
 
-        self._console = _console(stream, is_live=True)
+        self._console = console_of(stream, is_live=True)
         self._bar = rich.Progress(
             rich.TextColumn("round {task.fields[round]}/{task.total}"),
             rich.BarColumn(bar_width=None),
@@ -221,11 +221,13 @@ class _Bar:
         self._live.stop()
 
 
-def _can_draw(stream: TextIO) -> bool:
+def can_draw(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
-def _console(stream: TextIO, is_live: bool) -> Console:
+def console_of(stream: TextIO, is_live: bool) -> Console:
+    """Make rich's console for a stream: a terminal that can be drawn on, or a file."""
     from rich.console import Console
 
     # `force_terminal` is given because otherwise the variable `FORCE_COLOR` would put control characters into files.

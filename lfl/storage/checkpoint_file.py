@@ -1,9 +1,8 @@
-"""Checkpoint files and run folders.
+"""Checkpoint files.
 
 A checkpoint is written completely or not at all, and is read completely or refused with one clear error. It is a
 dictionary of tensors, numbers, strings, lists and dictionaries, as ``torch.load(weights_only=True)`` reads it; other
-values are written as such (``lfl.storage.plain``). A run never writes into another run's folder: it takes the next free
-one.
+values are written as such (``lfl.storage.plain``).
 """
 
 import codecs
@@ -23,6 +22,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lfl.storage.folders import run_number
 from lfl.storage.plain import from_plain, to_plain
 from lfl.version import __version__
 
@@ -145,7 +145,7 @@ def find_newest(root: Path, name: str = "last") -> Path:
     for pattern in (f"*/checkpoints/{name}.ckpt", f"*/*/checkpoints/{name}.ckpt"):
         for path in root.glob(pattern):
             with suppress(FileNotFoundError):  # removed meanwhile by another process
-                candidates.append((path.stat().st_mtime_ns, _run_number(path.parts[-3]), str(path), path))
+                candidates.append((path.stat().st_mtime_ns, run_number(path.parts[-3]), str(path), path))
     if not candidates:
         hint = " (`checkpoint.monitor` makes one)" if name == "best" else ""
         raise CheckpointError(
@@ -165,45 +165,6 @@ def run_folder_of(path: Path, state: dict[str, Any]) -> Path:
     around = path.resolve().parent.parent
     is_there = path.resolve().parent.name == "checkpoints" or "folder" not in state
     return around if is_there else Path(state["folder"])
-
-
-def new_run_folder(root: Path, prefix: str = "run") -> Path:
-    """Makes the folder ``root/run_000``, or the one after the highest number there, and returns its path.
-
-    Two processes never get the same folder.
-
-    Raises:
-        OSError: the folder cannot be made; the message names it.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        pattern = re.compile(re.escape(prefix) + r"_\d+")
-        taken = [_run_number(entry.name) for entry in root.iterdir() if pattern.fullmatch(entry.name)]
-        number = max(taken, default=-1) + 1
-        while True:
-            folder = root / f"{prefix}_{number:03d}"
-            try:
-                os.mkdir(folder)  # fails if another process was faster: no lock is needed
-            except FileExistsError:
-                number += 1
-            else:
-                return folder
-    except OSError as error:
-        message = f"Cannot make a run folder in {root}: {error.strerror}. Choose a folder that you may write to."
-        raise OSError(error.errno, message) from error
-
-
-def check_writable(root: Path) -> None:
-    """Checks, before any work and without making anything, that a run folder can be made in ``root``.
-
-    Raises:
-        OSError: it cannot be made; the message names the folder.
-    """
-    nearest = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        reason = "no permission to write" if nearest.is_dir() else f"{nearest} is a file"
-        message = f"Cannot make a run folder in {root}: {reason}. Choose a folder that you may write to."
-        raise OSError(errno.EACCES, message)
 
 
 def write_error(error: OSError, path: Path) -> OSError:
@@ -342,9 +303,3 @@ def _describe(state: Any) -> str:
     if state and all(isinstance(value, Tensor) for value in state.values()):
         return "a state_dict (tensors by name)"
     return f"a torch file with the keys {', '.join(map(str, list(state)[:5])) or '(none)'}"
-
-
-def _run_number(name: str) -> int:
-    """The number at the end of a run folder's name; -1 if there is none."""
-    digits = re.search(r"\d+$", name)
-    return int(digits[0]) if digits else -1

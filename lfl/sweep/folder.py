@@ -1,0 +1,190 @@
+"""The folder of a sweep: what it is, which runs it has, and how far they have come."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lfl.storage.folders import check_writable, new_run_folder
+from lfl.sweep.grid import PlannedRun
+from lfl.version import __version__
+
+SWEEP = "sweep.yaml"
+RESULTS = "results.csv"
+FINISHED = "finished.json"
+LOG = "log.txt"
+METRICS = "metrics.csv"
+
+
+class SweepError(ValueError):
+    """A folder that a sweep cannot use; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep is.
+
+    Attributes:
+        command: the words of ``lfl sweep`` that began it.
+        runs: in order.
+        digests: of all settings of each run.
+    """
+
+    command: tuple[str, ...]
+    runs: tuple[PlannedRun, ...]
+    digests: tuple[str, ...]
+
+    @property
+    def digest_of(self) -> dict[str, str]:
+        """The digest of each run's settings, by name."""
+        return {run.name: digest for run, digest in zip(self.runs, self.digests, strict=True)}
+
+    def write(self, folder: Path) -> None:
+        """Write ``sweep.yaml``."""
+        runs = {
+            run.name: {"values": run.values, "arguments": list(run.arguments), "digest": digest}
+            for run, digest in zip(self.runs, self.digests, strict=True)
+        }
+        content = {"lfl": __version__, "command": list(self.command), "runs": runs}
+        write_text(folder / SWEEP, yaml.safe_dump(content, sort_keys=False, width=120))
+
+    @classmethod
+    def read(cls, folder: Path) -> Sweep:
+        """Read what ``write`` wrote.
+
+        Raises:
+            SweepError: the folder has no sweep.
+        """
+        try:
+            content = yaml.safe_load((folder / SWEEP).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SweepError(f"{folder} is not the folder of a sweep: {folder / SWEEP} cannot be read.") from error
+        try:
+            runs = content["runs"].items()
+            planned = tuple(PlannedRun(name, run["values"], tuple(run["arguments"])) for name, run in runs)
+            return cls(tuple(content["command"]), planned, tuple(run["digest"] for _, run in runs))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise SweepError(f"{folder / SWEEP} was not written by `lfl sweep`.") from error
+
+
+def place_of(sweep: Sweep, output: Path | None, root: Path) -> Path:
+    """The folder in which a sweep is made, or goes on.
+
+    Args:
+        sweep: the sweep.
+        output: the folder that the user asked for; None for the newest one in ``root`` with the same runs, or
+            a new one.
+        root: where folders of sweeps are numbered.
+
+    Raises:
+        SweepError: ``output`` has other runs, or settings have changed since.
+        OSError: the folder cannot be made.
+    """
+    if output is None:
+        same = [folder for folder in sorted(root.glob(f"sweep_*/{SWEEP}")) if _is_of(sweep, folder.parent)]
+        if same:
+            return same[-1].parent
+        check_writable(root)
+        return new_run_folder(root, "sweep")
+    if (output / SWEEP).exists():
+        _check_same(Sweep.read(output), sweep, output)
+    elif output.exists() and any(output.iterdir()):
+        raise SweepError(f"`--output {output}` holds something else than a sweep: name a new or an empty folder.")
+    check_writable(output)
+    output.mkdir(parents=True, exist_ok=True)
+    return output
+
+
+def attempts(folder: Path) -> list[Path]:
+    """The folders that ``lfl fit`` has made in a run's folder, in order; more than one where it went on."""
+    return sorted(folder.glob("run_*"))
+
+
+def finished_folder(folder: Path) -> Path | None:
+    """Where the results of a finished run are; None for one that is not finished."""
+    try:
+        content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return folder / str(content["folder"])
+
+
+def last_metrics(attempt: Path) -> dict[str, float]:
+    """The last value of each metric of a run, with ``round``; empty where nothing was logged."""
+    try:
+        text = (attempt / METRICS).read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    last: dict[str, float] = {}
+    whole = text[: text.rfind("\n") + 1]  # a row that is being written has no end yet
+    for row in csv.DictReader(whole.splitlines()):
+        last.update({name: _number(cell) for name, cell in row.items() if name and cell})
+    return last
+
+
+def write_results(folder: Path, sweep: Sweep, states: Mapping[str, str]) -> None:
+    """Write ``results.csv``: a row for each run, with its values, its state and the last value of each metric."""
+    titles = list(dict.fromkeys(title for run in sweep.runs for title in run.values))
+    rows: list[dict[str, str | float]] = []
+    metrics = []
+    for run in sweep.runs:
+        attempt = finished_folder(folder / run.name) or next(reversed(attempts(folder / run.name)), None)
+        last = last_metrics(attempt) if attempt is not None else {}
+        where = str(attempt.relative_to(folder)) if attempt is not None else ""
+        rows.append({"run": run.name, **run.values, "state": states[run.name], "folder": where, **last})
+        metrics.append(last)
+    names = dict.fromkeys(["round", *(name for last in metrics for name in last)])
+    text = io.StringIO()
+    table = csv.DictWriter(text, ["run", *titles, "state", "folder", *names], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_text(folder / RESULTS, text.getvalue())
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_text(path, json.dumps(content) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _number(cell: str) -> float:
+    return int(cell) if cell.isdigit() else float(cell)
+
+
+def _is_of(sweep: Sweep, folder: Path) -> bool:
+    """Whether a folder is that of the same sweep."""
+    try:
+        return Sweep.read(folder).digest_of == sweep.digest_of
+    except SweepError:
+        return False
+
+
+def _check_same(recorded: Sweep, sweep: Sweep, folder: Path) -> None:
+    """Raise SweepError unless ``sweep`` has all recorded runs, with the same settings; it may have more."""
+    now = sweep.digest_of
+    if missing := [name for name in recorded.digest_of if name not in now]:
+        raise SweepError(
+            f"{folder} holds another sweep, with a run {missing[0]!r} that this one has not: take another `--output`."
+        )
+    if changed := [name for name, digest in recorded.digest_of.items() if now[name] != digest]:
+        raise SweepError(
+            f"The settings of {changed[0]!r} are not those that {folder} was begun with: a config has changed since, "
+            "or a default. Put it back, or take another `--output`."
+        )

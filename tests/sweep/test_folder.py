@@ -1,0 +1,86 @@
+"""A sweep's folder says what it is, is found again, and is kept from others."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from lfl.sweep.folder import (
+    Sweep,
+    SweepError,
+    attempts,
+    finished_folder,
+    last_metrics,
+    place_of,
+    write_json,
+    write_results,
+)
+from lfl.sweep.grid import combine, read_axes
+
+
+def sweep(*values: str, digest: str = "d") -> Sweep:
+    runs = combine(read_axes(["--config", "a.yaml", "--lr", *values]))
+    return Sweep(("--lr", *values), tuple(runs), tuple(f"{digest}{run.name}" for run in runs))
+
+
+def test_a_sweep_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = sweep("0.1", "1e-3", "[1, 2]")
+    written.write(tmp_path)
+    assert Sweep.read(tmp_path) == written
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+
+
+def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match=r"is not the folder of a sweep: .*sweep\.yaml cannot be read"):
+        Sweep.read(tmp_path)
+    (tmp_path / "sweep.yaml").write_text("method: grid\n")
+    with pytest.raises(SweepError, match="was not written by `lfl sweep`"):
+        Sweep.read(tmp_path)
+
+
+def test_the_same_sweep_finds_its_folder_and_another_gets_a_new_one(tmp_path: Path) -> None:
+    first = place_of(sweep("1", "2"), None, tmp_path / "sweeps")
+    sweep("1", "2").write(first)
+    (tmp_path / "sweeps" / "sweep_007").mkdir()
+    assert first.name == "sweep_000"
+    assert place_of(sweep("1", "2"), None, tmp_path / "sweeps") == first
+    assert place_of(sweep("1", "3"), None, tmp_path / "sweeps").name == "sweep_008"
+    assert place_of(sweep("1", "2", digest="e"), None, tmp_path / "sweeps").name == "sweep_009"
+
+
+def test_a_named_folder_takes_the_same_runs_or_more(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    sweep("1", "2").write(place_of(sweep("1", "2"), folder, tmp_path))
+    assert place_of(sweep("1", "2", "3"), folder, tmp_path) == folder
+    with pytest.raises(SweepError, match="holds another sweep, with a run 'lr=2' that this one has not"):
+        place_of(sweep("1", "3"), folder, tmp_path)
+    with pytest.raises(SweepError, match="The settings of 'lr=1' are not those that .* was begun with"):
+        place_of(sweep("1", "2", digest="e"), folder, tmp_path)
+    with pytest.raises(SweepError, match="holds something else than a sweep"):
+        place_of(sweep("1", "2"), tmp_path / "a", tmp_path)
+
+
+def test_last_values_are_those_of_whole_rows(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("round,loss,acc\n1,0.5,\n2,0.25,0.75\n3,0.125,\n4,0.06")
+    assert last_metrics(tmp_path) == {"round": 3, "loss": 0.125, "acc": 0.75}
+    assert last_metrics(tmp_path / "nowhere") == {}
+
+
+def test_results_have_a_row_for_every_run(tmp_path: Path) -> None:
+    made = sweep("1", "2", "3")
+    for name, attempt, text in (("lr=1", "run_000", "round,a\n5,1.0\n"), ("lr=2", "run_001", "round,b\n2,nan\n")):
+        (tmp_path / name / attempt).mkdir(parents=True)
+        (tmp_path / name / attempt / "metrics.csv").write_text(text)
+    (tmp_path / "lr=1" / "run_009").mkdir()
+    write_json(tmp_path / "lr=1" / "finished.json", {"folder": "run_000"})
+    write_results(tmp_path, made, {"lr=1": "finished", "lr=2": "failed", "lr=3": "waiting"})
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["run", "lr", "state", "folder", "round", "a", "b"]
+    assert [list(row.values()) for row in rows] == [
+        ["lr=1", "1", "finished", "lr=1/run_000", "5", "1.0", ""],
+        ["lr=2", "2", "failed", "lr=2/run_001", "2", "", "nan"],
+        ["lr=3", "3", "waiting", "", "", "", ""],
+    ]
+    assert finished_folder(tmp_path / "lr=2") is None
+    assert [path.name for path in attempts(tmp_path / "lr=1")] == ["run_000", "run_009"]
