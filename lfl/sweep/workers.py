@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -16,7 +17,7 @@ from typing import Any
 from lfl.processes.signals import how_it_ended
 
 _SPAWN = get_context("spawn")
-_STOP = "stop"
+_STOP, _END = "stop", "end"  # sent in the place of a call
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function that can be imported, and its arguments."""
@@ -115,9 +116,7 @@ class WorkerPool:
     def close(self) -> None:
         """End the processes, whose calls have ended or are given up."""
         for worker in self._workers:
-            if worker.number is not None:
-                worker.process.kill()
-            worker.connection.close()
+            worker.end()
         for worker in self._workers:
             worker.process.join()
         self._workers = []
@@ -176,13 +175,19 @@ class _Worker:
         number, self.number = self.number, None
         return Event(number, has_ended=True, result=result)
 
+    def end(self) -> None:
+        """End the process: at once if it is in a call."""
+        if self.number is not None:
+            self.process.kill()
+        with suppress(OSError):  # it has ended
+            self.connection.send(_END)
+        self.connection.close()
+
     def interrupt(self, number: int) -> None:
         """Send a signal; or a word, which is found by a call that has not come far enough for it."""
-        try:
+        with suppress(OSError):  # it has ended: the connection says so
             self.connection.send(_STOP)
             os.kill(self.process.pid or 0, number)
-        except OSError:  # it has ended: the connection says so
-            return
 
 
 def _serve(calls: Connection, prepare: Callable[[int, int], None], size: int, place: int) -> None:
@@ -196,6 +201,8 @@ def _serve(calls: Connection, prepare: Callable[[int, int], None], size: int, pl
         try:
             call = calls.recv()
         except EOFError:
+            return
+        if call == _END:
             return
         if call == _STOP:  # came when the last call had ended
             continue

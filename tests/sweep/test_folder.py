@@ -54,7 +54,7 @@ def test_a_named_folder_takes_the_same_runs_or_more(tmp_path: Path) -> None:
     assert place_of(sweep("1", "2", "3"), folder, tmp_path) == folder
     with pytest.raises(SweepError, match="holds another sweep, with a run 'lr=2' that this one has not"):
         place_of(sweep("1", "3"), folder, tmp_path)
-    with pytest.raises(SweepError, match="The settings of 'lr=1' are not those that .* was begun with"):
+    with pytest.raises(SweepError, match=r"The settings of 'lr=1' are not those that .* was begun with"):
         place_of(sweep("1", "2", digest="e"), folder, tmp_path)
     with pytest.raises(SweepError, match="holds something else than a sweep"):
         place_of(sweep("1", "2"), tmp_path / "a", tmp_path)
