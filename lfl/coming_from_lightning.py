@@ -52,7 +52,7 @@ ATTRIBUTES = {
     "predict_loop": "`predict` returns the outputs",
     "test_loop": "`num_test_batches` counts its batches",
     "validate_loop": "`num_val_batches` counts its batches",
-    "tune": "sweep settings on the command line, as in configs/sweeps",
+    "tune": "`lfl sweep` makes a run for every combination of several values of settings",
     "profiler": "put `torch.profiler.profile` around `fit`",
     "precision_plugin": "`precision` names it, `fabric` has it",
     "print": "`LightningModule.print` works, and `display.message`",

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -134,9 +133,13 @@ def _check(pool: WorkerPool, runs: Sequence[PlannedRun]) -> list[Checked]:
         if isinstance(found[number], Failure):
             raise GridError(f"{run.name}: {found[number].message.removeprefix('ValueError: ')}")
     checked: list[Checked] = [found[number] for number in range(len(runs))]
-    times = Counter(c.digest for c in checked)
-    if same := [run.name for run, c in zip(runs, checked, strict=True) if times[c.digest] > 1]:
-        raise GridError(f"{same[0]} and {same[1]} are the same settings: a later setting overrides what differs.")
+    first: dict[str, str] = {}
+    for run, settings in zip(runs, checked, strict=True):
+        if (other := first.setdefault(settings.digest, run.name)) != run.name:
+            raise GridError(
+                f"{other} and {run.name} are the same settings: what differs is overridden by what comes later, "
+                "such as a config."
+            )
     return checked
 
 

@@ -113,6 +113,7 @@ def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
         ),
         (["--config", "no.yaml,base.yaml"], "no: "),
         (["--seed_everything", "0,00"], "seed_everything=0 and seed_everything=00 are the same settings"),
+        (["--config", "seed.yaml"], "seed_everything=1 and seed_everything=2 are the same settings: what differs is"),
         (["--trainer.default_root_dir", "a,b"], "`--trainer.default_root_dir` is not for sweeps: the runs lie in the"),
         (
             ["--print_config"],
@@ -125,7 +126,9 @@ def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
     ],
 )
 def test_what_is_wrong_is_said_before_any_run_begins(here: World, words: list[str], message: str) -> None:
-    assert here.refused("sweep", "--config", "base.yaml", *words).startswith(message)
+    here.write("seed.yaml", lambda config: config.update(seed_everything=0))
+    varied = ["--seed_everything", "1,2"] if "seed.yaml" in words else []
+    assert here.refused("sweep", "--config", "base.yaml", *varied, *words).startswith(message)
     assert not (here.folder / "sweeps").exists()
 
 
