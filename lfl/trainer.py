@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -454,6 +455,10 @@ class FederatedTrainer(LightningFacade):
         finally:
             self.display.stop()
             for logger in run.loggers:
+                if hasattr(logger, "log_results"):
+                    labels = run.data.train_labels
+                    draw = partial(run.data.partition.plot, labels.cpu()) if labels is not None else None
+                    logger.log_results(run.folder, run.summary.bests, draw)
                 logger.finalize("success")
         if run.progress.round:
             self.display.show(run.summary.render(self.log_dir))

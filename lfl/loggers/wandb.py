@@ -11,7 +11,7 @@ import shlex
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from lfl.loggers.csv import METRICS_FILE, TIMING_FILE, read_rows
 _AXIS = "round"
 # By default wandb waits 90 s for its server, and without limit for an upload. Setting: (wandb's default, ours).
 _LIMITS = {"init_timeout": (90.0, 10.0), "finish_timeout": (0.0, 120.0), "finish_timeout_raises": (False, True)}
+_PICTURES = "pictures"  # in a run's folder, and before the names of pictures that are logged
+_RESULTS = ("config.yaml", "*.csv", "partition.pt", f"{_PICTURES}/*.png")  # files of a run that are uploaded
 _CREDENTIALS = {"api_key", "base_url", "identity_token_file"}
 
 # The runs that our loggers opened. wandb has one current run per process: a run of ours may be closed when the next of
@@ -119,6 +121,40 @@ class WandbLogger(LightningWandbLogger):
         """Continue the run of a checkpoint; must be called before this logger's run is opened."""
         if state["id"] is not None:
             self._resumed = dict(state)
+
+    @rank_zero_only
+    def log_results(
+        self, folder: Path, best: Mapping[str, tuple[float, int]], partition: Callable[[Path], None] | None
+    ) -> None:
+        """Log what a run has come to: its best values and, if it is online, its files.
+
+        W&B keeps the last value of every metric itself, under the metric's name; the best ones are ``best/NAME`` in the
+        summary, their rounds ``best_round/NAME``. The files (config, tables, partition, pictures) are an artifact, and
+        so is a picture of the partition, which is also shown among the metrics. Offline, all of them are in the run's
+        folder anyway.
+
+        Args:
+            folder: the run's folder.
+            best: the best value of each metric, with its round.
+            partition: draws who has which classes, into a file; None where examples have none.
+        """
+        run = self.experiment
+        values = {f"best/{name}": value for name, (value, _) in best.items()}
+        run.summary.update(values | {f"best_round/{name}": number for name, (_, number) in best.items()})
+        if run.offline or run.disabled:
+            return
+        import wandb
+
+        if partition is not None:
+            picture = folder / _PICTURES / "partition.png"
+            picture.parent.mkdir(exist_ok=True)
+            partition(picture)
+            run.log({f"{_PICTURES}/partition": wandb.Image(str(picture))})
+        artifact = wandb.Artifact(f"run-{run.id}", type="run")
+        for pattern in _RESULTS:
+            for path in sorted(folder.glob(pattern)):
+                artifact.add_file(str(path), name=str(path.relative_to(folder)))
+        run.log_artifact(artifact)
 
     @override
     @rank_zero_only

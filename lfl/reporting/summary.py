@@ -59,6 +59,12 @@ class RunSummary:
         record = self._records.get(key)
         return None if record is None or record.best_round is None else (record.best, record.best_round)
 
+    @property
+    def bests(self) -> dict[str, tuple[float, int]]:
+        """The best value of each metric, with its round; without those whose name does not tell what is better."""
+        found = {key: self.best(key) for key in self._records}
+        return {key: best for key, best in found.items() if best is not None}
+
     def last(self, key: str) -> tuple[float, int] | None:
         """The last value of a metric and its round; None if it was never logged."""
         record = self._records.get(key)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from filelock import FileLock, Timeout
 
@@ -128,11 +128,12 @@ def _check(pool: WorkerPool, runs: Sequence[PlannedRun]) -> list[Checked]:
     Raises:
         GridError: the settings of a run are wrong, or two runs are the same.
     """
-    found: dict[int, Any] = dict(pool.results([(check, (run.arguments,)) for run in runs]))
-    for number, run in enumerate(runs):
-        if isinstance(found[number], Failure):
-            raise GridError(f"{run.name}: {found[number].message.removeprefix('ValueError: ')}")
-    checked: list[Checked] = [found[number] for number in range(len(runs))]
+    found: dict[int, Checked] = {}
+    for number, result in pool.results([(check, (run.arguments,)) for run in runs]):
+        if isinstance(result, Failure):
+            raise GridError(f"{runs[number].name}: {result.message.removeprefix('ValueError: ')}")
+        found[number] = result
+    checked = [found[number] for number in range(len(runs))]
     first: dict[str, str] = {}
     for run, settings in zip(runs, checked, strict=True):
         if (other := first.setdefault(settings.digest, run.name)) != run.name:

@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.loggers.logger import Logger
 
 from lfl.loggers import CSVLogger, WandbLogger
+from lfl.loggers.csv import read_rows
 
 KEY = "k" * 40
 UNREACHABLE = "http://127.0.0.1:9"  # the discard service, which nobody runs
@@ -33,6 +34,11 @@ class FakeRun:
         self.rows: list[dict] = []
         self.axes: list[tuple] = []
         self.exit_code: int | None = None
+        self.summary: dict[str, float] = {}
+        self.artifacts: list[FakeArtifact] = []
+
+    def log_artifact(self, artifact: "FakeArtifact") -> None:
+        self.artifacts.append(artifact)
 
     def log(self, row: dict) -> None:
         self.rows.append(row)
@@ -47,6 +53,15 @@ class FakeRun:
             raise TimeoutError
 
 
+class FakeArtifact:
+    def __init__(self, name: str, type: str) -> None:
+        self.name, self.type = name, type
+        self.files: dict[str, str] = {}
+
+    def add_file(self, local_path: str, name: str) -> None:
+        self.files[name] = local_path
+
+
 class FakeWandb(SimpleNamespace):
     """The part of ``wandb`` that the logger calls; its settings are those of the environment."""
 
@@ -55,6 +70,12 @@ class FakeWandb(SimpleNamespace):
 
     class AuthenticationError(CommError):
         pass
+
+    Artifact = FakeArtifact
+
+    @staticmethod
+    def Image(path: str) -> tuple[str, bool]:
+        return path, Path(path).exists()
 
     def __init__(self) -> None:
         errors = SimpleNamespace(CommError=self.CommError, AuthenticationError=self.AuthenticationError)
@@ -239,6 +260,38 @@ def test_offline_run_is_resumed_as_a_new_one_with_all_rounds(wandb, tmp_path):
     ]
 
 
+def write_results(folder: Path) -> None:
+    (folder / "checkpoints").mkdir()
+    for name in ("config.yaml", "metrics.csv", "clients.csv", "checkpoints/last.ckpt"):
+        (folder / name).touch()
+
+
+def test_online_results_are_a_summary_and_an_artifact(online, tmp_path):
+    write_results(tmp_path)
+    logger = WandbLogger()
+    run = logger.experiment
+    logger.log_results(tmp_path, {"val_acc": (0.75, 3), "loss": (0.5, 4)}, Path.touch)
+    assert run.summary == {"best/val_acc": 0.75, "best_round/val_acc": 3, "best/loss": 0.5, "best_round/loss": 4}
+    picture = tmp_path / "pictures" / "partition.png"
+    assert run.rows == [{"pictures/partition": (str(picture), True)}]
+    (artifact,) = run.artifacts
+    assert (artifact.name, artifact.type) == (f"run-{run.id}", "run")
+    assert list(artifact.files) == ["config.yaml", "clients.csv", "metrics.csv", "pictures/partition.png"]
+
+
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_without_a_server_results_are_a_summary_only_silently(online, monkeypatch, capsys, tmp_path, mode):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    write_results(tmp_path)
+    logger = WandbLogger()
+    run = logger.experiment
+    capsys.readouterr()
+    logger.log_results(tmp_path, {"val_acc": (0.75, 3)}, Path.touch)
+    assert (run.summary, run.rows, run.artifacts) == ({"best/val_acc": 0.75, "best_round/val_acc": 3}, [], [])
+    assert not (tmp_path / "pictures").exists()
+    assert capsys.readouterr() == ("", "")
+
+
 def test_offline_run_stays_open_for_a_test_and_ends_with_the_next_run(wandb):
     logger = WandbLogger()
     logger.log_metrics({"loss": 1.0}, step=1)
@@ -346,6 +399,45 @@ def test_a_run_logs_its_hyper_parameters_and_settings_into_its_own_folder(tmp_pa
     assert [row["round"] for row in read_run(folder)[0]] == [1, 2]
 
 
+FIT_ALL = """
+import sys
+from lightning.pytorch import seed_everything
+from lfl import FederatedTrainer
+from lfl.callbacks import FLSS, SSF, Diagnostics, HyperbolicRegularization
+from lfl.data import Digits, FederatedDataModule
+from lfl.loggers import WandbLogger
+from lfl.models import MLP, Classifier
+from lfl.system import ExponentialSpeeds
+stacks = [[SSF(), Diagnostics()], [FLSS(rank=2), HyperbolicRegularization(layer="backbone.features")]]
+for stack in stacks:
+    options = dict(max_rounds=3, logger=WandbLogger(project="p"), enable_progress_bar=False, callbacks=stack)
+    trainer = FederatedTrainer(**options, system=ExponentialSpeeds(), default_root_dir=sys.argv[1])
+    trainer.fit(Classifier(MLP(in_features=64, hidden=[8]), lr=0.1), FederatedDataModule(Digits(), num_clients=5))
+"""
+
+
+def test_every_callbacks_numbers_have_the_axis_of_rounds_and_a_summary(tmp_path: Path) -> None:
+    """As they are in metrics.csv; the last value under its name, the best one under ``best/``."""
+    run_script(tmp_path, tmp_path / "runs", script=FIT_ALL)
+    seen = set()
+    for number in range(2):
+        run = tmp_path / "runs" / f"run_{number:03d}"
+        (folder,) = (run / "wandb").glob("offline-run-*")
+        rows, axes = read_run(folder)
+        assert axes == [("round", ""), ("*", "round")]
+        for file in ("metrics.csv", "timing.csv"):
+            for round_number, metrics in read_rows(run / file):
+                (logged,) = [row for row in rows if row["round"] == round_number]
+                assert {name: logged[name] for name in metrics} == pytest.approx(metrics, rel=0, abs=0, nan_ok=True)
+                seen |= {name.partition("/")[0] for name in metrics}
+        summary = read_summary(folder)
+        accuracies = {row["round"]: row["val_acc"] for row in rows}
+        assert summary["best/val_acc"] == max(accuracies.values())
+        assert accuracies[summary["best_round/val_acc"]] == summary["best/val_acc"]
+        assert summary["best/train/loss"] == min(row["train/loss"] for row in rows)
+    assert {"diag", "flss", "hyperbolic", "comm", "sim", "time", "train"} <= seen
+
+
 def test_real_offline_run_is_silent_and_complete(tmp_path):
     said = run_script(tmp_path, tmp_path / "a folder")
     run = re.fullmatch(
@@ -391,6 +483,16 @@ def read_records(folder: Path) -> Iterator[Any]:
         if kind in (1, 4):  # whole, or the last part
             yield Record.FromString(message)
             message = b""
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a run has set in its summary."""
+    found: dict[str, Any] = {}
+    for record in read_records(folder):
+        if record.WhichOneof("record_type") == "summary":
+            for item in record.summary.update:
+                found["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+    return found
 
 
 def read_run(folder: Path) -> tuple[list[dict], list[tuple[str, str]]]:
