@@ -128,6 +128,8 @@ def _check(pool: WorkerPool, runs: Sequence[PlannedRun]) -> list[Checked]:
     Raises:
         GridError: the settings of a run are wrong, or two runs are the same.
     """
+    if sys.stderr.isatty():
+        print(f"Checking the settings of {len(runs)} runs ...", file=sys.stderr)
     found: dict[int, Checked] = {}
     for number, result in pool.results([(check, (run.arguments,)) for run in runs]):
         if isinstance(result, Failure):

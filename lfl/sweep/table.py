@@ -147,7 +147,7 @@ class SweepDisplay:
         from rich.table import Table
 
         table = Table("run", "state", box=box.SIMPLE_HEAD, caption=self._caption(), caption_justify="left")
-        for heading in ("round", "loss", "accuracy", "left"):
+        for heading in ("round", "loss", "validation", "left"):
             table.add_column(heading, justify="right", no_wrap=True)
         for view in _most_telling(self._views, max(height, 1)):
             values = dict(view.values())

@@ -7,6 +7,8 @@ import pytest
 import yaml
 from cli_world import World
 
+from lfl.cli import ResolvingCLI, run
+
 CALLBACK = '''
 from lfl.callbacks import FederatedCallback
 
@@ -99,6 +101,14 @@ def test_printed_and_saved_configs_give_the_same_run(world: World):
         assert world.lfl("fit", "--config", config)[0] == 0
     assert world.metrics(0) == world.metrics(1) == world.metrics(2)
     assert saved.read_text() == (world.folder / "runs/run_002/config.yaml").read_text()
+
+
+def test_settings_are_resolved_without_a_run(world: World) -> None:
+    cli = run(["fit", "--config", "base.yaml", "--trainer.callbacks+=Proximal"], ResolvingCLI)
+    world.fit("--trainer.callbacks+=Proximal")
+    saved = (world.folder / "runs/run_000/config.yaml").read_text()
+    assert yaml.safe_load(cli.settings) == yaml.safe_load(saved)
+    assert [path.name for path in (world.folder / "runs").iterdir()] == ["run_000"]
 
 
 def test_the_seed_matters(world: World):

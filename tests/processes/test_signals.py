@@ -14,7 +14,7 @@ from worlds import mlp, train
 
 from lfl.callbacks import FederatedCallback
 from lfl.checkpointing import Checkpointing
-from lfl.processes.signals import GracefulSignals, StopRequest
+from lfl.processes.signals import GracefulSignals, StopRequest, how_it_ended
 
 SLOW = '''
 import os, signal, time
@@ -135,3 +135,9 @@ def test_systems_without_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.raise_signal(signal.SIGINT)
     assert request.signal == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_exit_codes_in_words() -> None:
+    assert how_it_ended(-signal.SIGKILL) == "was killed by signal 9 (SIGKILL)"
+    assert how_it_ended(-99) == "was killed by signal 99"
+    assert how_it_ended(3) == "ended with exit code 3: see its own message"

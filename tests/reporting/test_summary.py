@@ -31,6 +31,8 @@ def test_best_is_the_highest_accuracy_and_the_lowest_loss():
     assert summary.best("val_size") is None
     assert summary.last("val_size") == (0.0, 3)
     assert summary.last("absent") is None
+    assert list(summary.bests) == ["val_acc", "val_loss", "val_f1", "val_perplexity", "train/loss"]
+    assert summary.bests["val_f1"] == (0.5, 2)
 
 
 def test_nan_is_never_the_best():
