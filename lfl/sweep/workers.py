@@ -75,9 +75,13 @@ class WorkerPool:
             calls: functions and arguments.
             tick: seconds after which None is yielded if nothing has happened; None for never.
         """
+        for worker in [worker for worker in self._workers if worker.number is not None]:
+            self._drop(worker)  # nobody waits any more for what it does
         waiting = deque(enumerate(calls))
         while (waiting and not self.is_stopping) or any(worker.number is not None for worker in self._workers):
             for worker in self._idle(len(waiting)):
+                if self.is_stopping:  # since the last event
+                    break
                 number, call = waiting.popleft()
                 if worker.begin(number, call):
                     yield Event(number)
@@ -133,6 +137,7 @@ class WorkerPool:
 
     def _drop(self, worker: _Worker) -> None:
         self._workers.remove(worker)
+        worker.process.kill()
         worker.connection.close()
         worker.process.join()
 

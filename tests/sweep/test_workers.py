@@ -56,6 +56,12 @@ def test_events_say_when_calls_begin_and_let_time_pass(pool: WorkerPool) -> None
     assert events.count(None) >= 3
 
 
+def test_calls_that_nobody_waits_for_are_given_up(pool: WorkerPool) -> None:
+    first = next(pool.results([(operator.add, (1, 1)), (time.sleep, (100,))]))
+    assert first == (0, 2)
+    assert dict(pool.results([(operator.add, (n, n)) for n in range(4)])) == {0: 0, 1: 2, 2: 4, 3: 6}
+
+
 def test_a_stop_interrupts_what_runs_and_begins_nothing(pool: WorkerPool) -> None:
     events = []
     for event in pool.events([(time.sleep, (100,))] * 4, tick=0.05):
@@ -64,6 +70,13 @@ def test_a_stop_interrupts_what_runs_and_begins_nothing(pool: WorkerPool) -> Non
             pool.stop(signal.SIGINT)
     ended = [event.result for event in events if event is not None and event.has_ended]
     assert ended == [Failure("interrupted")] * 2
+
+
+def test_nothing_begins_after_a_stop(pool: WorkerPool) -> None:
+    events = pool.events([(time.sleep, (100,))] * 2)
+    next(events)
+    pool.stop(signal.SIGINT)
+    assert [(event.number, event.has_ended) for event in events if event is not None] == [(0, True)]
 
 
 def test_a_stop_reaches_a_process_that_has_not_come_to_its_call() -> None:
