@@ -71,6 +71,7 @@ def prepare(size: int, place: int) -> None:
     import lfl.cli  # noqa: F401
 
     gc.enable()
+    gc.freeze()  # or each collection between runs would go through all that is imported
     if not any(os.environ.get(name) for name in _THREADS):
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     # Before CUDA starts in this process, which reads the variable only then.
@@ -126,6 +127,7 @@ def fit(arguments: Sequence[str], folder: Path) -> Outcome:
     """
     from lfl.cli import run
 
+    gc.collect()  # trainers are circles of objects: the last run's memory, on the device too, waits for this
     folder.mkdir(parents=True, exist_ok=True)
     # Another process may be in its last moments here: one whose parent was killed.
     with FileLock(folder / ".lock"), _into(folder / LOG) as log:
