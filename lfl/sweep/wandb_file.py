@@ -75,5 +75,6 @@ def _check_order(axes: Sequence[Axis]) -> None:
 
 
 def _typed(value: str | None) -> Any:
-    """A value as YAML has it: a number is a number on W&B's pages, too."""
-    return yaml.safe_load(value or "")
+    """A value as YAML has it: a number is a number on W&B's pages, too; but null, which would come back as `None`."""
+    loaded = yaml.safe_load(value or "")
+    return value if loaded is None else loaded

@@ -28,7 +28,7 @@ def expand(path: Path) -> list[list[str]]:
 
 
 def test_the_commands_are_those_of_the_runs_with_a_logger(tmp_path: Path) -> None:
-    axes = read_axes(["--config", "a.yaml", "--x=3", "--optimizer.lr", "0.05,1e-3", "--seed_everything", "0,1"])
+    axes = read_axes(["--config", "a.yaml", "--x=3", "--optimizer.lr", "0.05,1e-3,null", "--seed_everything", "0,1"])
     (path,) = write_files(tmp_path / "new" / "sweep.yaml", axes, logs_to_wandb=False)
     wanted = [["lfl", "fit", *run.arguments[:2], LOGGER, *run.arguments[2:]] for run in combine(axes)]
     assert expand(path) == wanted
