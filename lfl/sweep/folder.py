@@ -126,7 +126,8 @@ def last_metrics(attempt: Path) -> dict[str, float]:
     last: dict[str, float] = {}
     whole = text[: text.rfind("\n") + 1]  # a row that is being written has no end yet
     for row in csv.DictReader(whole.splitlines()):
-        last.update({name: _number(cell) for name, cell in row.items() if name and cell})
+        # A row that was written over may be padded with spaces.
+        last.update({name: _number(cell.strip()) for name, cell in row.items() if name and cell and cell.strip()})
     return last
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
@@ -59,7 +60,8 @@ class RunView:
         except OSError:
             return
         if newest is not None and seen != self._seen:
-            self._seen, self.metrics = seen, last_metrics(newest)
+            with suppress(ValueError):  # a row was being written: the next look finds it
+                self._seen, self.metrics = seen, last_metrics(newest)
             if self._first_round is None:
                 # Rounds before a checkpoint took their time in another process.
                 self._first_round, self._begun = self.round, time.monotonic()

@@ -203,7 +203,7 @@ class Broken:
         self._log = world.folder / "said.txt"
 
     def words(self, jobs: int) -> list[str]:
-        words = ["sweep", "--config", "fedavg.yaml", "scaffold.yaml", "--seed_everything", "0,1"]
+        words = ["sweep", "--config", "scaffold.yaml", "fedavg.yaml", "--seed_everything", "0,1"]
         return [*words, "--output", str(self.folder), "--jobs", str(jobs)]
 
     def start(self, jobs: int) -> subprocess.Popen[bytes]:
@@ -290,7 +290,7 @@ def test_a_signal_ends_a_sweep_with_checkpoints_and_a_line(world: World) -> None
     assert parent.wait() == 130
     said = broken.said()
     assert "Stopping after the rounds that run, with checkpoints; once more to stop at once." in said
-    assert "fedavg,seed_everything=0: interrupted, round " in said
+    assert "scaffold,seed_everything=0: interrupted, round " in said
     assert said.endswith(
         f"Interrupted: 0 of 4 runs are finished. To go on: lfl sweep --resume {shlex.quote(str(broken.folder))}\n"
     )

@@ -61,7 +61,7 @@ def test_a_named_folder_takes_the_same_runs_or_more(tmp_path: Path) -> None:
 
 
 def test_last_values_are_those_of_whole_rows(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("round,loss,acc\n1,0.5,\n2,0.25,0.75\n3,0.125,\n4,0.06")
+    (tmp_path / "metrics.csv").write_text("round,loss,acc\n1,0.5,\n2,0.25,0.75  \n3,0.125,   \n4,0.06")
     assert last_metrics(tmp_path) == {"round": 3, "loss": 0.125, "acc": 0.75}
     assert last_metrics(tmp_path / "nowhere") == {}
 
