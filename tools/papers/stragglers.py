@@ -52,7 +52,7 @@ PAIRS = {
 
 # Of the rounds of those that wait for nobody, one for each update, in one of FedAvg's: about as many as arrive in its
 # time, by C.
-PACES: Mapping[str, tuple[int, ...]] = {"fixed": (70, 50, 25), "dynamic": (100, 90, 50)}
+PACES: Mapping[str, tuple[int, ...]] = {"fixed": (70, 50, 25), "dynamic": (50, 45, 25)}
 BUFFER = 10
 RATES = {"FedRep, 10 + 1": 0.1, "FedRep-SRPFL, 10 + 1": 0.1, "FedAvg": 0.1, "FedAsync": 0.1}  # 0.05 for the others
 
