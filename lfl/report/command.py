@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +87,7 @@ def write_report(report: Report, output: Path) -> Path:
     from lfl.report.content import curves_frame
     from lfl.report.files import write_file
     from lfl.report.html import INSTALL, plotly_script, render
-    from lfl.report.partitions import Counting, distinct
+    from lfl.report.partitions import Counting, distinct, name_of_figure
     from lfl.report.text import render_text
 
     figures = output / "figures"
@@ -105,21 +104,23 @@ def write_report(report: Report, output: Path) -> Path:
     if script is None:
         sys.stderr.write(f"lfl report: {INSTALL}\n")
     pictures = draw(report, figures)
-    report = replace(report, partitions=counting.result())
-    for path in sorted(figures.glob("partition*.svg")) if report.partitions else []:
-        pictures[path.stem] = path
+    partitions = counting.result()
+    for number, counts in enumerate(partitions.values(), 1):
+        if not isinstance(counts, str):
+            pictures[name_of_figure(number)] = figures / f"{name_of_figure(number)}.svg"
     write_file(output / "report.md", render_text(report, [p.with_suffix(".png").relative_to(output) for p in pictures.values()]))
-    return write_file(output / "report.html", render(report, script, {} if script else pictures))
+    return write_file(output / "report.html", render(report, partitions, script, {} if script else pictures))
 
 
 def draw(report: Report, folder: Path) -> dict[str, Path]:
     """Draw the figures of a report as PNG and SVG; returns the SVG files by what they show."""
+    from lfl.report.curves import MOST_POINTS
     from lfl.report.figures import clients_figure, curves_figure, save
 
     found = {}
     axes = sorted(report.axes, key=lambda axis: axis != report.axis)  # the one that was asked for comes first
     curves = {label: report.curves[report.metric].get(label) for label in report.drawn}
-    styled = {label: (curve, report.styles[label]) for label, curve in curves.items() if curve is not None}
+    styled = {label: (curve.thinned(MOST_POINTS), report.styles[label]) for label, curve in curves.items() if curve is not None}
     stem = report.metric.replace("/", "_")
     for axis in axes:
         figure = curves_figure(styled, report.metric, axis)

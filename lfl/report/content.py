@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from lfl.report.curves import Curve, curve_of
 from lfl.report.groups import Comparison
 from lfl.report.metrics import AXES, Target, check_metric, choose_metrics, names_of_metrics
 from lfl.report.runs import MAX_ROUNDS, Run
-from lfl.report.settings import shown
+from lfl.report.settings import short_names, shown
 from lfl.report.styles import DRAWN, Style, style_of
 from lfl.report.tables import Summary, payloads, phases, quantities_of, summary_of
 from lfl.reporting.formats import direction_of
@@ -49,7 +48,6 @@ class Report:
         targets: what runs were to reach.
         axis: what curves are drawn against at first.
         title: over the page.
-        partitions: classes of clients by run, or why they are not known.
     """
 
     comparison: Comparison
@@ -57,7 +55,6 @@ class Report:
     targets: Sequence[Target] = ()
     axis: str = "round"
     title: str = ""
-    partitions: Mapping[Path, list[list[int]] | str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -138,8 +135,10 @@ class Report:
 
     @property
     def shared(self) -> list[tuple[str, str]]:
-        """The main settings that all runs share."""
-        return [(key, shown(self.comparison.shared[key])) for key in _MAIN if self.comparison.shared.get(key) is not None]
+        """The main settings that all runs share, by short names."""
+        known = self.comparison.shared
+        names = short_names([key for key in _MAIN if known.get(key) is not None])
+        return [(name, shown(known[key])) for key, name in names.items()]
 
     @property
     def explanations(self) -> list[str]:
@@ -170,18 +169,16 @@ class Report:
 
 
 def curves_frame(report: Report) -> pd.DataFrame:
-    """All evaluations of the report's metrics, tidy: a row for each run, metric and round, with its axes."""
-    pieces = []
-    for group in report.comparison.groups:
-        for run in group.runs:
-            for metric in report.metrics:
-                if metric in run.metrics:
-                    series = run.metrics[metric]
-                    axes = {name: run.at(name, series.index) for name in report.axes if name != "round"}
-                    columns = {name: values.to_numpy() for name, values in axes.items() if values is not None}
-                    name = report.comparison.labels.get(run.path, str(run.path))
-                    first = {"run": name, "group": group.label, "seed": run.seed, "metric": metric}
-                    pieces.append(pd.DataFrame({**first, "round": series.index, "value": series.to_numpy(), **columns}))
+    """The curves with all their points: a row for each group, metric and round, with mean, range and axes."""
+    pieces = [
+        pd.DataFrame(
+            {"group": label, "metric": metric, "round": curve.rounds, "runs": curve.seeds}
+            | {"mean": curve.mean, "low": curve.low, "high": curve.high}
+            | {name: values for name, values in curve.axes.items() if name != "round"}
+        )
+        for metric, of_groups in report.curves.items()
+        for label, curve in of_groups.items()
+    ]
     return pd.concat(pieces, ignore_index=True)
 
 

@@ -14,6 +14,9 @@ from lfl.report.metrics import AXES
 from lfl.report.runs import Run
 
 
+MOST_POINTS = 400  # of a drawn curve: no screen shows more
+
+
 @dataclass(frozen=True)
 class Curve:
     """A metric of a group by round, at n rounds.

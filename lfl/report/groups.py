@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from lfl.report.runs import ReportError, Run, find, names_of, read
@@ -25,7 +26,7 @@ class Group:
     settings: Mapping[str, Setting]
     runs: Sequence[Run]
 
-    @property
+    @cached_property
     def counted(self) -> Sequence[Run]:
         """The runs that means are taken of: those that are finished, or all where none is."""
         return [run for run in self.runs if run.is_finished] or self.runs

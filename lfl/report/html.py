@@ -7,18 +7,22 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lfl.report.content import Report
+from lfl.report.curves import MOST_POINTS, Curve
 from lfl.report.metrics import AXES
+from lfl.report.numbers import digits_for
+from lfl.report.partitions import Partitions
 from lfl.report.settings import shown
+from lfl.report.tables import told
 from lfl.version import __version__
 
-MOST_POINTS = 400  # of a curve: no screen shows more
-_ALL_POINTS = 24_000  # of all curves, so that the page stays below 5 MB
+_ALL_POINTS = 16_000  # of all curves, so that the page stays below 5 MB
 _BINS = 20
 INSTALL = "Curves are interactive with plotly: `pip install 'lfl[report]'`. Without it they are pictures."
 
@@ -35,11 +39,12 @@ def plotly_script() -> str | None:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)).decode()
 
 
-def render(report: Report, script: str | None, pictures: Mapping[str, Path]) -> str:
+def render(report: Report, partitions: Partitions, script: str | None, pictures: Mapping[str, Path]) -> str:
     """Make the page.
 
     Args:
         report: what it says.
+        partitions: classes of clients by run, or why they are not known.
         script: of ``plotly_script``; None for a page with pictures.
         pictures: SVG files by the titles of figures, which are shown where there is no script.
     """
@@ -51,24 +56,26 @@ def render(report: Report, script: str | None, pictures: Mapping[str, Path]) -> 
     curves, thinned = _thinned(report)
     return environment.get_template("report.html").render(
         report=report,
+        partitions=partitions,
         version=__version__,
         axes=AXES,
         script=script,
         install=INSTALL,
         pictures={title: base64.b64encode(path.read_bytes()).decode() for title, path in pictures.items()},
-        data=_data(report, curves),
-        head=[(quantity.title, quantity.direction) for quantity in report.summary.quantities],
+        data=_data(report, partitions, curves),
+        quantities=report.summary.quantities,
+        over=[(over, len(list(some))) for over, some in groupby(q.over for q in report.summary.quantities)],
         rows=_rows(report),
         settings=_settings(report),
         ledger=_ledger(report),
         seconds=_seconds(report),
         thinned=thinned,
         shown=shown,
-        uncounted={path.name: found for path, found in report.partitions.items() if isinstance(found, str)},
+        uncounted={path.name: found for path, found in partitions.items() if isinstance(found, str)},
     )
 
 
-def _thinned(report: Report) -> tuple[dict[str, dict[str, Any]], str]:
+def _thinned(report: Report) -> tuple[dict[str, dict[str, Curve]], str]:
     """Curves by metric and label with as many points as a screen shows, and a sentence that says so, if they had more."""
     count = sum(map(len, report.curves.values()))
     most = max(20, min(MOST_POINTS, _ALL_POINTS // max(1, count)))
@@ -79,7 +86,7 @@ def _thinned(report: Report) -> tuple[dict[str, dict[str, Any]], str]:
     return curves, said if step > 1 else ""
 
 
-def _data(report: Report, curves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _data(report: Report, partitions: Partitions, curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, Any]:
     """What the page's script draws."""
     drawn = set(report.drawn)
     metric, clients = report.clients
@@ -95,13 +102,13 @@ def _data(report: Report, curves: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         "clients": {"metric": metric, "scopes": {s: _histograms(of) for s, of in clients.items()}},
         "partitions": [
             {"run": report.comparison.labels.get(path, path.name), "counts": np.array(counts).T.tolist()}
-            for path, counts in report.partitions.items()
+            for path, counts in partitions.items()
             if not isinstance(counts, str)
         ],
     }
 
 
-def _curve(curve: Any) -> dict[str, Any]:
+def _curve(curve: Curve) -> dict[str, Any]:
     found: dict[str, Any] = {"seeds": curve.seeds, "mean": _short(curve.mean)}
     if curve.seeds > 1:
         found |= {"low": _short(curve.low), "high": _short(curve.high)}
@@ -116,14 +123,13 @@ def _short(values: Iterable[float]) -> list[float | None]:
 def _histograms(groups: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Shares of clients in bins that all groups have in common, by label, and the bins' edges."""
     together = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
-    edges = np.histogram_bin_edges(together, bins=_BINS, range=(0, 1) if _is_share(together) else None)
+    is_share = len(together) and 0 <= together.min() and together.max() <= 1
+    span = (math.floor(10 * min(together.min(), 0.9)) / 10, 1) if is_share else None
+    bins = min(_BINS, max(8, math.isqrt(max(map(len, groups.values())))))
+    edges = np.histogram_bin_edges(together, bins=bins, range=span)
     shares = {label: _short(np.histogram(values, edges)[0] / len(values)) for label, values in groups.items()}
     means = {label: float(f"{values.mean():.5g}") for label, values in groups.items()}
     return {"edges": _short(edges), "shares": shares, "means": means}
-
-
-def _is_share(values: np.ndarray) -> bool:
-    return bool(len(values)) and 0 <= values.min() and values.max() <= 1
 
 
 def _rows(report: Report) -> list[dict[str, Any]]:
@@ -137,7 +143,7 @@ def _rows(report: Report) -> list[dict[str, Any]]:
                 "texts": cell.texts(digits),
                 "value": cell.mean if math.isfinite(cell.mean) else "",
                 "best": row in best[column],
-                "title": quantity.title,
+                "title": quantity.full_title,
             }
             for column, (cell, digits, quantity) in enumerate(
                 zip(cells, summary.digits, summary.quantities, strict=True)
@@ -180,13 +186,13 @@ def _seconds(report: Report) -> dict[str, Any]:
 
 def _bars(report: Report, heads: Sequence[str], columns: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     values = [value for column in columns for value in column.values() if math.isfinite(value)]
-    largest = max(values, default=0.0)
+    largest, digits = max(values, default=0.0), digits_for(values)
     rows = []
     for label, style in report.styles.items():
         cells = [column.get(label, math.nan) for column in columns]
         if any(map(math.isfinite, cells)):
             shown_cells = [
-                {"text": f"{v:,.4g}" if abs(v) < 1e4 else f"{v:,.0f}", "width": 100 * v / largest if largest else 0}
+                {"text": told(v, digits), "width": 100 * v / largest if largest else 0}
                 if math.isfinite(v)
                 else {"text": "", "width": 0}
                 for v in cells

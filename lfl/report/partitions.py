@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG, PARTITION = "config.yaml", "partition.pt"
+Partitions: TypeAlias = "dict[Path, list[list[int]] | str]"
+"""Examples of each class of each client (inner lists), by run folder; or a line that says why they are not known."""
 # torch, Lightning and the data's own libraries are imported where they are needed: they take seconds.
 
 
@@ -62,7 +64,7 @@ class Counting:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, **quiet) if self._runs else None
 
-    def result(self, seconds: float = 120.0) -> dict[Path, list[list[int]] | str]:
+    def result(self, seconds: float = 120.0) -> Partitions:
         """The number of examples of each class of each client (inner lists), by run; a line that says why for none."""
         if self._process is None:
             return {}
@@ -96,6 +98,11 @@ def count_classes(run: Path, figure: Path) -> list[list[int]]:
     return counts
 
 
+def name_of_figure(number: int) -> str:
+    """The file, without its suffix, of the figure of this number, counted from 1."""
+    return f"partition_{number}" if number > 1 else "partition"
+
+
 def distinct(runs: Sequence[Path], most: int) -> list[Path]:
     """One run for each different partition, in order, the first ``most`` of them."""
     found: dict[str, Path] = {}
@@ -112,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
     found: list[list[list[int]] | str] = []
     for number, run in enumerate(runs, 1):
         try:
-            found.append(count_classes(run, folder / (f"partition_{number}" if number > 1 else "partition")))
+            found.append(count_classes(run, folder / name_of_figure(number)))
         except Exception as error:  # the parser wraps whatever a data set raises
             found.append(str(error).splitlines()[0])
     result.write_text(json.dumps(found), encoding="utf-8")

@@ -46,7 +46,7 @@ class Run:
     metrics: Mapping[str, pd.Series] = field(default_factory=dict)
     resumed: bool = False
 
-    @property
+    @cached_property
     def rounds(self) -> int:
         """The last round that it logged; 0 for none."""
         return max((int(series.index[-1]) for series in self.metrics.values() if len(series)), default=0)

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import pandas as pd
 
@@ -26,6 +26,7 @@ class Quantity:
     Attributes:
         name: in CSV files.
         title: in headings.
+        over: a heading over it and its neighbours.
         value: the number of a run; None where the run does not have it.
         direction: 1 where large is good, -1 where small is, 0 where nothing tells.
         lost: what to say of runs whose number is not finite, and not in the mean.
@@ -34,10 +35,16 @@ class Quantity:
 
     name: str
     title: str
+    over: str
     value: Value
     direction: int = 0
     lost: str = "not finite"
     digits: int | None = None
+
+    @property
+    def full_title(self) -> str:
+        """The title where nothing is over it."""
+        return f"{self.title} {self.over}" if self.over.startswith("to ") else self.title
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Cell:
     def texts(self, digits: int) -> tuple[str, str, str]:
         """The mean, the deviation with its sign, and the remark, each perhaps empty."""
         mean = "" if math.isnan(self.mean) else told(self.mean, digits)
-        deviation = "" if math.isnan(self.deviation) else f"± {told(self.deviation, digits)}"
+        deviation = "" if math.isnan(self.deviation) else f"± {told(self.deviation, digits) if self.deviation else 0}"
         return mean, deviation, self.remark
 
     def text(self, digits: int) -> str:
@@ -93,7 +100,7 @@ class Summary:
     quantities: Sequence[Quantity]
     cells: Sequence[Sequence[Cell]]
 
-    @property
+    @cached_property
     def digits(self) -> list[int]:
         """Digits after the point, one number for each column, so that numbers are aligned."""
         needed = [digits_for(cell.mean for cell in column) for column in zip(*self.cells, strict=True)]
@@ -141,16 +148,17 @@ def told(value: float, digits: int) -> str:
 def quantities_of(metric: str, targets: Sequence[Target]) -> list[Quantity]:
     """The columns of the summary: values of the metric, what targets cost, and what whole runs cost."""
     direction = direction_of(metric)
-    found = [Quantity("final", "final", partial(final, metric=metric), direction)]
+    found = [Quantity("final", "final", metric, partial(final, metric=metric), direction)]
     if direction:
-        found.append(Quantity("best", "best", partial(best, metric=metric, direction=direction), direction))
-    found.append(Quantity("last_tenth", "last tenth", partial(late, metric=metric), direction))
+        found.append(Quantity("best", "best", metric, partial(best, metric=metric, direction=direction), direction))
+    found.append(Quantity("last_tenth", "last tenth", metric, partial(late, metric=metric), direction))
     for target in targets:
         for axis, unit in (("round", "rounds"), ("mb", "MB"), ("sim", "simulated s"), ("seconds", "real s")):
             name = f"{axis}_to_{target.metric}_{target.value:g}"
-            found.append(Quantity(name, f"{unit} to {target}", partial(cost, target=target, axis=axis), -1, "never", 1 if axis == "round" else None))
+            value = partial(cost, target=target, axis=axis)
+            found.append(Quantity(name, unit, f"to {target}", value, -1, "never", 1 if axis == "round" else None))
     costs = (("mb_up", "MB up"), ("mb_down", "MB down"), ("sim", "simulated s"), ("seconds", "real s"))
-    return [*found, *(Quantity(axis, title, partial(whole, axis=axis)) for axis, title in costs)]
+    return [*found, *(Quantity(axis, title, "whole run", partial(whole, axis=axis)) for axis, title in costs)]
 
 
 def summary_of(groups: Sequence[Group], quantities: Sequence[Quantity]) -> Summary:

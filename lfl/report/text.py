@@ -22,7 +22,7 @@ def render_text(report: Report, pictures: Sequence[Path]) -> str:
         [group.label, str(len(group.counted)), *(c.text(d) for c, d in zip(cells, summary.digits, strict=True))]
         for group, cells in zip(summary.groups, summary.cells, strict=True)
     ]
-    heads = ["group", "runs", *(quantity.title for quantity in summary.quantities)]
+    heads = ["group", "runs", *(quantity.full_title for quantity in summary.quantities)]
     lines = [f"# {report.title}", "", report.sentence, "", *markdown(heads, rows), "", *_paragraphs(report.explanations)]
     if comparison.names:
         settings = [

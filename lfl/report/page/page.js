@@ -12,7 +12,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redr
 
 /* A click on a heading sorts, the best or the largest first; another one turns it around. */
 const summary = document.getElementById("summary");
-const heads = [...summary.tHead.rows[0].cells];
+const heads = [...summary.tHead.rows[1].cells];
 heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
   const first = column && head.dataset.direction !== "-1" ? "descending" : "ascending";
   const second = first === "ascending" ? "descending" : "ascending";

@@ -41,6 +41,19 @@ const rows = () => new Map([...summary.tBodies[0].rows].map((row) => [row.datase
 const drawnGroups = () => { const boxes = rows(); return data.groups.filter((group) => boxes.get(group.label).checked); };
 const faded = (hex) => hex + "2e";
 
+/* What is on, over every figure: the samples are those of the table. */
+function drawLegends() {
+  const drawn = new Set(drawnGroups().map((group) => group.label));
+  const kept = [...summary.tBodies[0].rows].filter((row) => drawn.has(row.dataset.group));
+  for (const legend of document.querySelectorAll(".legend")) {
+    legend.replaceChildren(...kept.map((row) => {
+      const item = document.createElement("li");
+      item.append(row.querySelector(".sample").cloneNode(true), row.dataset.group);
+      return item;
+    }));
+  }
+}
+
 function drawCurves() {
   const metric = by("metric").value, axis = by("axis").value, traces = [];
   for (const group of drawnGroups()) {
@@ -111,7 +124,7 @@ async function start() {
   by("bandbox").hidden = !curves.some((curve) => curve.low);
   await inflate();
   for (const id of ["metric", "axis", "logx", "logy", "bands"]) by(id).addEventListener("change", drawCurves);
-  const drawGroups = () => { drawCurves(); drawClients(); };
+  const drawGroups = () => { drawLegends(); drawCurves(); drawClients(); };
   rows().forEach((box) => box.addEventListener("change", drawGroups));
   for (const id of ["all", "none"]) {
     by(id).addEventListener("click", () => { rows().forEach((box) => { box.checked = id === "all"; }); drawGroups(); });
