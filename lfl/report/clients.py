@@ -53,5 +53,3 @@ def _last(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The rows of each scope's last evaluated round that have the metric."""
     is_last = table["round"] == table.groupby("scope")["round"].transform("max")
     return table[is_last & table[metric].notna()][["scope", metric]]
-
-

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lfl.report.content import Report
-    from lfl.report.groups import Comparison
 
 # pandas and matplotlib are imported where they are needed: `lfl report --help` is quick.
 _AXES = ("round", "mb", "mb_up", "mb_down", "sim", "seconds")
@@ -24,21 +23,25 @@ is averaged over), and writes report.html (one page that needs no network), repo
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="lfl report", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog="lfl report",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="*", default=["runs"], help="run folders, folders of them, patterns (default: runs)")
+    parser.add_argument(
+        "runs", nargs="*", default=["runs"], help="run folders, folders of them, patterns (default: runs)"
+    )
     parser.add_argument("--output", type=Path, default=Path("report"), help="folder of the report (default: report)")
     parser.add_argument(
         "--metric",
-        nargs="+",
+        action="append",
         default=[],
-        help="metrics to draw, the first is in the table (default: the validation accuracy and losses)",
+        help="what to compare (default: validation accuracy and losses); may be repeated, the first is in the table",
     )
     parser.add_argument(
         "--target",
-        nargs="+",
+        action="append",
         default=[],
-        action="extend",
         metavar="METRIC=VALUE",
         help="also tell rounds, MB and seconds to a value, such as val_acc=0.9; may be repeated",
     )
@@ -70,14 +73,12 @@ def write(options: argparse.Namespace) -> Path:
     """
     from lfl.report.content import Report
     from lfl.report.groups import compare
-    from lfl.report.metrics import parse_target
 
-    targets = [parse_target(text) for text in options.target]
     comparison = compare(options.runs)
     if options.names:
         comparison = comparison.renamed(options.names)
-    report = Report.of(comparison, options.metric, targets, options.x, options.title)
-    for note in comparison.notes:
+    report = Report.of(comparison, options.metric, options.target, options.x, options.title)
+    for note in report.notes:
         sys.stderr.write(f"lfl report: {note}\n")
     return write_report(report, options.output)
 
@@ -108,7 +109,10 @@ def write_report(report: Report, output: Path) -> Path:
     for number, counts in enumerate(partitions.values(), 1):
         if not isinstance(counts, str):
             pictures[name_of_figure(number)] = figures / f"{name_of_figure(number)}.svg"
-    write_file(output / "report.md", render_text(report, [p.with_suffix(".png").relative_to(output) for p in pictures.values()]))
+    write_file(
+        output / "report.md",
+        render_text(report, [p.with_suffix(".png").relative_to(output) for p in pictures.values()]),
+    )
     return write_file(output / "report.html", render(report, partitions, script, {} if script else pictures))
 
 
@@ -120,7 +124,11 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
     found = {}
     axes = sorted(report.axes, key=lambda axis: axis != report.axis)  # the one that was asked for comes first
     curves = {label: report.curves[report.metric].get(label) for label in report.drawn}
-    styled = {label: (curve.thinned(MOST_POINTS), report.styles[label]) for label, curve in curves.items() if curve is not None}
+    styled = {
+        label: (curve.thinned(MOST_POINTS), report.styles[label])
+        for label, curve in curves.items()
+        if curve is not None
+    }
     stem = report.metric.replace("/", "_")
     for axis in axes:
         figure = curves_figure(styled, report.metric, axis)

@@ -12,9 +12,9 @@ import pandas as pd
 from lfl.report.clients import client_values
 from lfl.report.curves import Curve, curve_of
 from lfl.report.groups import Comparison
-from lfl.report.metrics import AXES, Target, check_metric, choose_metrics, names_of_metrics
-from lfl.report.runs import MAX_ROUNDS, Run
-from lfl.report.settings import short_names, shown
+from lfl.report.metrics import AXES, Target, choose_metrics, names_of_metrics, parse_target
+from lfl.report.runs import Run
+from lfl.report.settings import MAX_ROUNDS, short_names, shown
 from lfl.report.styles import DRAWN, Style, style_of
 from lfl.report.tables import Summary, payloads, phases, quantities_of, summary_of
 from lfl.reporting.formats import direction_of
@@ -58,17 +58,16 @@ class Report:
 
     @classmethod
     def of(
-        cls, comparison: Comparison, metrics: Sequence[str], targets: Sequence[Target], axis: str, title: str
+        cls, comparison: Comparison, metrics: Sequence[str], targets: Sequence[str], axis: str, title: str
     ) -> Report:
         """Make a report of what was asked for, or of what is found.
 
         Raises:
-            ReportError: no run has a metric of those that are asked for, or of the targets.
+            ReportError: no run has a metric of those that are asked for; or a target is none.
         """
-        for target in targets:
-            check_metric(target.metric, names_of_metrics(comparison.runs), "--target")
-        chosen = choose_metrics(comparison.runs, metrics)
-        return cls(comparison, chosen, targets, axis, title or _title(comparison))
+        known = names_of_metrics(comparison.runs)
+        parsed = [parse_target(text, known) for text in targets]
+        return cls(comparison, choose_metrics(comparison.runs, metrics), parsed, axis, title or _title(comparison))
 
     @property
     def metric(self) -> str:
@@ -83,7 +82,10 @@ class Report:
     @cached_property
     def styles(self) -> dict[str, Style]:
         """How each group is drawn, by label."""
-        return {group.label: style_of(number) for number, group in enumerate(self.comparison.groups)}
+        labels = [group.label for group in self.comparison.groups]
+        if len(labels) > DRAWN:  # then those that are drawn get what is told apart best
+            labels.sort(key=lambda label: label not in self.drawn)
+        return {label: style_of(number) for number, label in enumerate(labels)}
 
     @cached_property
     def drawn(self) -> list[str]:
@@ -159,13 +161,23 @@ class Report:
         return said
 
     @property
+    def notes(self) -> list[str]:
+        """What is to be said of single runs."""
+        lacking = [self._name(run) for run in self.comparison.runs if self.metric not in run.metrics]
+        without = [f"{_listed(lacking)} did not log {self.metric}."] if lacking else []
+        return [*self.comparison.notes, *without]
+
+    @property
     def run_rows(self) -> list[tuple[str, str, str, str]]:
         """A row for each run: its folder, group, seed and how far it came."""
         return [
-            (self.comparison.labels.get(run.path, str(run.path)), group.label, run.seed, _state(run))
+            (self._name(run), group.label, run.seed, _state(run))
             for group in self.comparison.groups
             for run in group.runs
         ]
+
+    def _name(self, run: Run) -> str:
+        return self.comparison.labels.get(run.path, str(run.path))
 
 
 def curves_frame(report: Report) -> pd.DataFrame:

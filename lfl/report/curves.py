@@ -13,7 +13,6 @@ from lfl.report.groups import Group
 from lfl.report.metrics import AXES
 from lfl.report.runs import Run
 
-
 MOST_POINTS = 400  # of a drawn curve: no screen shows more
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +43,8 @@ def curves_figure(curves: Mapping[str, tuple[Curve, Style]], metric: str, axis: 
     figure, axes = _empty()
     for label, (curve, style) in curves.items():
         if axis in curve.axes:
-            dashes = {"linestyle": (0, style.dashes)} if style.dashes else {}
-            line = {"label": label, "color": style.colour, "linewidth": 1.5, **dashes}
-            draw_band(axes, curve.axes[axis], curve.mean, curve.low, curve.high, **line)
+            band = (curve.axes[axis], curve.mean, curve.low, curve.high)
+            draw_band(axes, *band, label=label, linewidth=1.5, **_line(style))
     if not axes.lines:
         return None
     axes.set(xlabel=AXES[axis], ylabel=metric)
@@ -53,12 +52,11 @@ def curves_figure(curves: Mapping[str, tuple[Curve, Style]], metric: str, axis: 
     return figure
 
 
-def clients_figure(values: Mapping[str, tuple[Sequence[float], Style]], metric: str) -> Figure:
+def clients_figure(values: Mapping[str, tuple[ArrayLike, Style]], metric: str) -> Figure:
     """Draw how clients' values of a metric are spread: for each group the share of clients below a value."""
     figure, axes = _empty()
     for label, (of_clients, style) in values.items():
-        dashes = {"linestyle": (0, style.dashes)} if style.dashes else {}
-        axes.ecdf(of_clients, label=label, color=style.colour, **dashes)
+        axes.ecdf(of_clients, label=label, **_line(style))
     axes.set(xlabel=f"{metric} of a client", ylabel="share of clients with at most that")
     _legend(figure, axes)
     return figure
@@ -76,6 +74,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
             figure.savefig(content, format=suffix, dpi=150, metadata=metadata)
         paths.append(write_file(folder / f"{name}.{suffix}", content.getvalue()))
     return paths
+
+
+def _line(style: Style) -> dict[str, Any]:
+    return {"color": style.colour, "linestyle": (0, style.dashes) if style.dashes else "solid"}
 
 
 def _empty() -> tuple[Figure, Axes]:

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 def load(runs: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """Read runs into a tidy data frame: a row for each metric of each round of each run.
 
-    Columns are ``run`` (its folder), ``group`` (a label for runs that differ in their seeds alone), ``seed``, a column for
-    each setting that differs between the runs, ``round``, ``metric`` and ``value``. Measured times, of ``timing.csv``, are
-    metrics too. Runs without any round, and runs that another one repeats, are left out.
+    Columns are ``run`` (its folder), ``group`` (a label for runs that differ in their seeds alone), ``seed``, one for
+    each setting that differs between the runs, ``round``, ``metric`` and ``value``. Measured times, of ``timing.csv``,
+    are metrics too. Runs without any round, and runs that another one repeats, are left out, as in a report.
 
     Args:
         runs: run folders, folders with runs at any depth below, or patterns such as ``runs/*``.
 
     Raises:
-        ValueError: there are no runs, or none has metrics, or a file of one is damaged.
+        ValueError: there are no runs, or none has metrics.
     """
     from lfl.report.groups import compare
 

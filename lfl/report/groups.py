@@ -75,25 +75,40 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
     """Read the runs at and below some paths, and group them by the settings that differ between them.
 
     Raises:
-        ReportError: there are no runs, or none has metrics, or a file of one is damaged.
+        ReportError: there are no runs, or none has metrics.
     """
     folders, empty = find(paths)
     names = dict(zip(folders, names_of(folders), strict=True))
     with ThreadPoolExecutor(2) as pool:  # reading CSV files and parsing YAML leave the interpreter free in part
-        found = list(pool.map(read, folders))
+        found = list(pool.map(_read, folders))
     notes = [f"{path} has no runs in it." for path in empty]
-    runs = [run for run in found if run.metrics]
-    notes += [f"{names[run.path]} has no metrics: it ended before its first round did." for run in found if not run.metrics]
+    notes += [
+        f"{names[path]} is left out: {error}."
+        for path, error in zip(folders, found, strict=True)
+        if isinstance(error, str)
+    ]
+    runs = [run for run in found if isinstance(run, Run)]
     if not runs:
-        raise ReportError(f"no metrics in {', '.join(map(str, folders[:5]))}: no round of these runs was finished.")
+        raise ReportError(f"none of {len(folders)} runs has numbers. {' '.join(notes[:5])}")
     runs, again = _without_repeats(runs)
-    notes += [f"{names[run.path]} is left out: {names[other.path]} has the same settings and seed." for run, other in again]
+    notes += [
+        f"{names[run.path]} is left out: {names[other.path]} has the same settings and seed." for run, other in again
+    ]
     for run in runs:
         if not run.is_finished:
             notes.append(f"{names[run.path]} is unfinished: round {run.rounds} of {run.max_rounds}.")
     keys = differing([run.settings for run in runs])
     short = short_names(keys, reserved=("run", "round", "seed", "metric", "value", "group"))
     return Comparison(_grouped(runs, short), short, shared([run.settings for run in runs]), names, notes)
+
+
+def _read(path: Path) -> Run | str:
+    """A run, or why there are no numbers of it."""
+    try:
+        run = read(path)
+    except ReportError as error:
+        return str(error)
+    return run if run.metrics else "it has no metrics, as it ended before its first round did"
 
 
 def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:
@@ -122,8 +137,8 @@ def _without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Ru
 def _replaces(other: Run, run: Run, order: Sequence[Run]) -> bool:
     """Whether a run has all that another one has, which has the same settings and seeds.
 
-    Runs with equal settings are equal, round by round; so they are no two draws. A run with more ``max_rounds`` is one of
-    its own, unless it was resumed.
+    Runs with equal settings are equal, round by round; so they are no two draws. A run with more ``max_rounds`` is one
+    of its own, unless it was resumed.
     """
     is_later = order.index(other) > order.index(run)
     is_same = other.max_rounds == run.max_rounds or (other.resumed and is_later)

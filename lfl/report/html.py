@@ -19,6 +19,7 @@ from lfl.report.metrics import AXES
 from lfl.report.numbers import digits_for
 from lfl.report.partitions import Partitions
 from lfl.report.settings import shown
+from lfl.report.styles import Style
 from lfl.report.tables import told
 from lfl.version import __version__
 
@@ -76,7 +77,7 @@ def render(report: Report, partitions: Partitions, script: str | None, pictures:
 
 
 def _thinned(report: Report) -> tuple[dict[str, dict[str, Curve]], str]:
-    """Curves by metric and label with as many points as a screen shows, and a sentence that says so, if they had more."""
+    """Curves by metric and label with as many points as a screen shows, and a sentence on those that had more."""
     count = sum(map(len, report.curves.values()))
     most = max(20, min(MOST_POINTS, _ALL_POINTS // max(1, count)))
     longest = max((len(c.rounds) for of in report.curves.values() for c in of.values()), default=0)
@@ -93,7 +94,7 @@ def _data(report: Report, partitions: Partitions, curves: Mapping[str, Mapping[s
     return {
         "groups": [
             {"label": label, "colour": style.colour, "dash": style.dash_array, "drawn": label in drawn}
-            for label, style in report.styles.items()
+            for label, style in _in_order(report)
         ],
         "metrics": list(report.metrics),
         "axis": report.axis,
@@ -106,6 +107,10 @@ def _data(report: Report, partitions: Partitions, curves: Mapping[str, Mapping[s
             if not isinstance(counts, str)
         ],
     }
+
+
+def _in_order(report: Report) -> list[tuple[str, Style]]:
+    return [(group.label, report.styles[group.label]) for group in report.comparison.groups]
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def _short(values: Iterable[float]) -> list[float | None]:
 def _histograms(groups: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Shares of clients in bins that all groups have in common, by label, and the bins' edges."""
     together = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
-    is_share = len(together) and 0 <= together.min() and together.max() <= 1
+    is_share = len(together) and together.min() >= 0 and together.max() <= 1
     span = (math.floor(10 * min(together.min(), 0.9)) / 10, 1) if is_share else None
     bins = min(_BINS, max(8, math.isqrt(max(map(len, groups.values())))))
     edges = np.histogram_bin_edges(together, bins=bins, range=span)
@@ -188,7 +193,7 @@ def _bars(report: Report, heads: Sequence[str], columns: Sequence[Mapping[str, f
     values = [value for column in columns for value in column.values() if math.isfinite(value)]
     largest, digits = max(values, default=0.0), digits_for(values)
     rows = []
-    for label, style in report.styles.items():
+    for label, style in _in_order(report):
         cells = [column.get(label, math.nan) for column in columns]
         if any(map(math.isfinite, cells)):
             shown_cells = [
@@ -206,5 +211,3 @@ def data_of(page: str) -> dict[str, Any]:
     text = page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
     found: dict[str, Any] = json.loads(text)
     return found
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,23 +49,28 @@ class Target:
         return int(reached[0]) if len(reached) else None
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str, known: Sequence[str]) -> Target:
     """Read ``val_acc=0.9``, ``METRIC>=VALUE`` or ``METRIC<=VALUE``.
 
-    Raises:
-        ReportError: it is none of them, or the name of the metric does not tell what is better.
+    Args:
+        text: what was written.
+        known: the metrics that there are.
 
-    >>> parse_target("val_acc=0.9"), str(parse_target("train/loss=0.1"))
+    Raises:
+        ReportError: it is none of them, no such metric is known, or its name does not tell what is better.
+
+    >>> parse_target("val_acc=0.9", ["val_acc"]), str(parse_target("train/loss=0.1", ["train/loss"]))
     (Target(metric='val_acc', value=0.9, direction=1), 'train/loss ≤ 0.1')
     """
     found = _TARGET.fullmatch(text.strip())
     try:
-        value = float(found["value"]) if found else None
+        value = float(found["value"]) if found else math.nan
     except ValueError:
-        value = None
-    if found is None or value is None:
+        value = math.nan
+    if found is None or math.isnan(value):
         raise ReportError(f"`--target {text}` is no target: write METRIC=VALUE, such as val_acc=0.9.")
     metric, sign = found["metric"], found["sign"]
+    check_metric(metric, known, "--target")
     direction = {">=": 1, "<=": -1}.get(sign) or direction_of(metric)
     if not direction:
         raise ReportError(
@@ -82,8 +88,8 @@ def names_of_metrics(runs: Sequence[Run]) -> list[str]:
 def choose_metrics(runs: Sequence[Run], asked: Sequence[str] = ()) -> list[str]:
     """The metrics of a report, of which the first is in its table: what is asked for, or what is found.
 
-    Found are the validation metric that should be large, then the validation loss, then the training loss; where there is
-    none of them, the first metric that the module or a callback logs.
+    Found are the validation metric that should be large, then the validation loss, then the training loss; where there
+    is none of them, the first metric that the module or a callback logs.
 
     Raises:
         ReportError: a metric that is asked for is in no run; or there is none at all.
@@ -109,5 +115,7 @@ def check_metric(name: str, known: Sequence[str], option: str) -> None:
     """Raise ReportError for a metric that no run has, with near names."""
     if name not in known:
         near = difflib.get_close_matches(name, known, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}."
+        own = [metric for metric in known if not metric.startswith(_OTHERS)]
+        listed = ", ".join(own[:12]) + (", ..." if len(own) > 12 else "")
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {listed}."
         raise ReportError(f"`{option} {name}`: no run has this metric; {hint}")

@@ -52,7 +52,7 @@ class Counting:
 
     Args:
         runs: run folders.
-        folder: of the figures, ``partition.png`` and ``partition.svg``; ``partition_2.png``, ... for more runs than one.
+        folder: of the figures: ``partition.png`` and ``partition.svg``, and ``partition_2.png``, ... for further runs.
     """
 
     def __init__(self, runs: Sequence[Path], folder: Path) -> None:
@@ -61,8 +61,8 @@ class Counting:
         self._result = Path(self._folder.name) / "counts.json"
         arguments = [str(self._result), str(folder.absolute()), *(str(run.absolute()) for run in self._runs)]
         command = [sys.executable, "-m", "lfl.report.partitions", *arguments]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, **quiet) if self._runs else None
+        null = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null) if self._runs else None
 
     def result(self, seconds: float = 120.0) -> Partitions:
         """The number of examples of each class of each client (inner lists), by run; a line that says why for none."""

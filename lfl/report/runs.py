@@ -151,7 +151,7 @@ def read_metrics(path: Path) -> dict[str, pd.Series]:
     """
     content = path.read_bytes() if path.exists() else b""
     content = content[: content.rfind(b"\n") + 1].replace(b" \n", b"\n")  # its run may be writing
-    header, _, body = content.partition(b"\n")
+    body = content.partition(b"\n")[2]
     if not body.strip():
         return {}
     try:

@@ -31,8 +31,8 @@ _CLASS = re.compile(r"(?:[A-Za-z_]\w*\.)+([A-Za-z_]\w*)")
 def flatten(config: Mapping[str, Any]) -> dict[str, Setting]:
     """The settings of a ``config.yaml`` by dotted names, without ``class_path`` and ``init_args`` in them.
 
-    A class is a setting of its own, beside its arguments. What is in a list of classes is named by its class, the second
-    of one class with a number. Seeds are among them; what says where files go, and callbacks that only observe, are not.
+    A class is a setting of its own, beside its arguments. What is in a list of classes is named by its class, the
+    second of one class with a number. Seeds are among them; where files go, and callbacks that only observe, are not.
 
     >>> flatten({"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}})
     {'optimizer': 'torch.optim.SGD', 'optimizer.lr': 0.1}
@@ -58,21 +58,24 @@ def is_seed(key: str) -> bool:
 def differing(runs: Sequence[Settings]) -> list[str]:
     """The settings, without seeds, that have two values among the runs that have them, in the order of the configs.
 
-    So an argument of a class is one only if it was varied: not where it comes and goes with its class.
+    So an argument of a class is one only if it was varied: not where it comes and goes with its class. Of settings that
+    the command line links, which have one name and equal values, the first is one.
     """
     values: dict[str, set[Setting]] = {}
     for settings in runs:
         for key, value in settings.items():
             values.setdefault(key, set()).add(value)
-    return sorted((key for key in values if len(values[key]) > 1 and not is_seed(key)), key=lambda key: key != METHOD)
+    varied = [key for key in values if len(values[key]) > 1 and not is_seed(key)]
+    columns: dict[str, str] = {}
+    for key in varied:
+        columns.setdefault(repr((key.rpartition(".")[2], [run.get(key, "absent") for run in runs])), key)
+    return sorted(columns.values(), key=lambda key: key != METHOD)
 
 
 def shared(runs: Sequence[Settings]) -> dict[str, Setting]:
     """The settings that all runs have, with one value."""
     first = runs[0] if runs else {}
-    return {
-        key: value for key, value in first.items() if all(key in run and run[key] == value for run in runs)
-    }
+    return {key: value for key, value in first.items() if all(key in run and run[key] == value for run in runs)}
 
 
 def short_names(keys: Sequence[str], reserved: Iterable[str] = ()) -> dict[str, str]:
@@ -87,7 +90,9 @@ def short_names(keys: Sequence[str], reserved: Iterable[str] = ()) -> dict[str, 
         parts = key.split(".")
         ends = [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
         others = [other for other in keys if other != key]
-        free = (end for end in ends if end not in taken and not any(f".{other}".endswith(f".{end}") for other in others))
+        free = (
+            end for end in ends if end not in taken and not any(f".{other}".endswith(f".{end}") for other in others)
+        )
         names[key] = next(free, key)
     return names
 

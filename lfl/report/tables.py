@@ -207,9 +207,13 @@ def payloads(groups: Sequence[Group]) -> pd.DataFrame:
             prefix = f"comm/{direction}_bytes/"
             names = dict.fromkeys(n for run in group.counted for n in run.metrics if n.startswith(prefix))
             for name in names:
-                sent = [total(run.metrics[name]).iloc[-1] / 1e6 if name in run.metrics else 0.0 for run in group.counted]
+                sent = [
+                    total(run.metrics[name]).iloc[-1] / 1e6 if name in run.metrics else 0.0 for run in group.counted
+                ]
                 payload = name.removeprefix(prefix)
-                rows.append({"group": group.label, "direction": direction, "payload": payload, "mb": statistics.mean(sent)})
+                rows.append(
+                    {"group": group.label, "direction": direction, "payload": payload, "mb": statistics.mean(sent)}
+                )
     return pd.DataFrame(rows, columns=["group", "direction", "payload", "mb"])
 
 

@@ -23,7 +23,15 @@ def render_text(report: Report, pictures: Sequence[Path]) -> str:
         for group, cells in zip(summary.groups, summary.cells, strict=True)
     ]
     heads = ["group", "runs", *(quantity.full_title for quantity in summary.quantities)]
-    lines = [f"# {report.title}", "", report.sentence, "", *markdown(heads, rows), "", *_paragraphs(report.explanations)]
+    lines = [
+        f"# {report.title}",
+        "",
+        report.sentence,
+        "",
+        *markdown(heads, rows),
+        "",
+        *_paragraphs(report.explanations),
+    ]
     if comparison.names:
         settings = [
             [g.label, *(shown(g.settings[key]) if key in g.settings else "" for key in comparison.names)]
@@ -40,8 +48,8 @@ def render_text(report: Report, pictures: Sequence[Path]) -> str:
     if len(report.phases):
         spent = [[row.group, f"{row.training:.4g}", f"{row.rest:.4g}"] for row in report.phases.itertuples()]
         lines += ["## Seconds of a round", "", *markdown(["group", "training", "evaluation, logging"], spent), ""]
-    if comparison.notes:
-        lines += ["## Runs", "", *(f"- {note}" for note in comparison.notes), ""]
+    if report.notes:
+        lines += ["## Runs", "", *(f"- {note}" for note in report.notes), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
