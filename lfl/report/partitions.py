@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,8 +58,7 @@ class Counting:
 
     def __init__(self, runs: Sequence[Path], folder: Path) -> None:
         self._runs = list(runs)
-        self._folder = tempfile.TemporaryDirectory()
-        self._result = Path(self._folder.name) / "counts.json"
+        self._result = Path(tempfile.mkdtemp()) / "counts.json"
         arguments = [str(self._result), str(folder.absolute()), *(str(run.absolute()) for run in self._runs)]
         command = [sys.executable, "-m", "lfl.report.partitions", *arguments]
         null = subprocess.DEVNULL
@@ -67,6 +67,7 @@ class Counting:
     def result(self, seconds: float = 120.0) -> Partitions:
         """The number of examples of each class of each client (inner lists), by run; a line that says why for none."""
         if self._process is None:
+            self._result.parent.rmdir()
             return {}
         try:
             self._process.wait(seconds)
@@ -76,7 +77,7 @@ class Counting:
         finally:
             self._process.kill()
             self._process.wait()
-            self._folder.cleanup()
+            shutil.rmtree(self._result.parent)
         return dict(zip(self._runs, found, strict=True))
 
 

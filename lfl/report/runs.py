@@ -22,6 +22,8 @@ SECONDS, TRAINING = "time/round_s", "time/train_s"
 _STOPPING = ("EarlyStopping", "Timer")  # callbacks by which a run may end before its last round
 # The parser in C is ten times as fast, where PyYAML was built with it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Numbers are to be those that were written. pandas 3.1 reads them so by itself, and warns where it is asked to.
+_EXACT: Any = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
 
 class ReportError(ValueError):
@@ -150,12 +152,12 @@ def read_metrics(path: Path) -> dict[str, pd.Series]:
         ReportError: the file is damaged.
     """
     content = path.read_bytes() if path.exists() else b""
-    content = content[: content.rfind(b"\n") + 1].replace(b" \n", b"\n")  # its run may be writing
+    content = re.sub(rb" +\n", b"\n", content[: content.rfind(b"\n") + 1])  # its run may be writing
     body = content.partition(b"\n")[2]
     if not body.strip():
         return {}
     try:
-        frame = pd.read_csv(io.BytesIO(content), index_col="round", float_precision="round_trip", dtype=float)
+        frame = pd.read_csv(io.BytesIO(content), index_col="round", dtype=float, **_EXACT)
         frame.index = frame.index.astype(int)
         logged = frame.notna()
         if b"nan" in body:  # which was logged, while an empty cell was not
@@ -168,6 +170,7 @@ def read_metrics(path: Path) -> dict[str, pd.Series]:
     return {
         str(name): pd.Series(values[mask[:, column], column], index=index[mask[:, column]])
         for column, name in enumerate(frame.columns)
+        if mask[:, column].any()
     }
 
 

@@ -14,7 +14,7 @@ MAX_ROUNDS = "trainer.max_rounds"
 PLAIN = "FedAvg"  # what runs without algorithms in their stack
 # Callbacks that look on and change nothing: runs with and without them are equal.
 OBSERVERS = frozenset(
-    {"AveragedEvaluation", "ClientEvaluation", "FeaturePictures", "SystemPictures", "TrajectoryPictures"}
+    {"AveragedEvaluation", "ClientEvaluation", "Diagnostics", "FeaturePictures", "SystemPictures", "TrajectoryPictures"}
 )
 # Where a run's files lie and how it is shown: no matter of its numbers.
 _OUTSIDE = (
@@ -148,7 +148,7 @@ def _walk(value: Any, key: str) -> Iterator[tuple[str, Setting]]:
         yield from _members(value, key)
     elif isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value):
         yield key, " + ".join(_class_of(entry) or "entry" for entry in value)
-        yield from _members(_numbered(value), key)
+        yield from _entries(value, key)
     else:
         yield key, value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
@@ -165,9 +165,16 @@ def _callbacks(stack: Sequence[Any]) -> Iterator[tuple[str, Setting]]:
     lightning = [name for name in classes if name.startswith(("lightning.", "pytorch_lightning."))]
     algorithms = [name for name in classes if name not in lightning] or [PLAIN]
     yield METHOD, " + ".join([*algorithms, *lightning])
-    for name, entry in _numbered(kept).items():
-        if isinstance(entry, Mapping):
-            yield from _members(_arguments(entry), f"{METHOD}.{name}")
+    yield from _entries(kept, METHOD)
+
+
+def _entries(entries: Sequence[Any], key: str) -> Iterator[tuple[str, Setting]]:
+    """What is in the entries of a list; their classes are in the list's own value."""
+    for name, entry in _numbered(entries).items():
+        if _class_of(entry):
+            yield from _members(_arguments(entry) if isinstance(entry, Mapping) else {}, f"{key}.{name}")
+        else:
+            yield from _walk(entry, f"{key}.{name}")
 
 
 def _class_of(entry: Any) -> str:
