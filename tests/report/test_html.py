@@ -2,7 +2,6 @@
 
 import base64
 import gzip
-import json
 import re
 import shutil
 import subprocess
@@ -50,6 +49,7 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     assert re.findall(r"""(?:src|href)=["'](?!data:)""", page) == []
     assert "@import" not in page
     assert "url(" not in page
+    assert "default-src 'none'" in page
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
@@ -84,23 +84,18 @@ def test_plotly_is_packed_to_two_fifths() -> None:
 
 @pytest.mark.slow
 def test_a_browser_draws_it_without_errors_and_without_a_network(tmp_path: Path) -> None:
-    """In Chromium, for which no name of a host has an address; its own log of requests has none to any."""
+    """The page forbids what it does not hold (its Content-Security-Policy), so a request would be an error as well."""
     pytest.importorskip("plotly")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
     page = tmp_path / "report.html"
     page.write_text(page_of(make_comparison(tmp_path / "runs"), plotly_script()))
-    log = tmp_path / "net.json"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--enable-logging=stderr"]
     options += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    options += ["--disable-background-networking", "--disable-component-update", f"--log-net-log={log}"]
     command = [browser, *options, "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     assert 'data-drawn="true"' in done.stdout
     assert done.stdout.count('class="scatterlayer') >= 1
     assert done.stdout.count('class="heatmaplayer') >= 1
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    requested = re.findall(r'"url":"(https?:[^"]*)"', log.read_text())
-    assert requested == []
-    assert json.loads(json.dumps(data_of(page.read_text())))["metrics"] == ["val_acc", "train/loss"]
