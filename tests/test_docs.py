@@ -69,6 +69,8 @@ def run_command(line: str) -> None:
         main(arguments)
     elif program == "lfl":
         fewer = FEWER if arguments[0] in ("validate", "test", "predict") else FEWER_ROUNDS
+    if program == "lfl":
+        fewer = {"fit": FEWER_ROUNDS, "report": []}.get(arguments[0], FEWER)
         if "--print_config" in arguments:
             with pytest.raises(SystemExit) as end:
                 main(arguments)
