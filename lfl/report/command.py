@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,8 @@ def write_report(report: Report, output: Path) -> Path:
     from lfl.report.text import render_text
 
     figures = output / "figures"
-    counting = Counting(distinct([run.path for run in report.comparison.runs], _MOST_PARTITIONS), figures)
+    different = distinct(_one_of_each_first(report))
+    counting = Counting(different[:_MOST_PARTITIONS], figures)
     tables = {
         "summary": report.summary.frame(report.comparison.names),
         "curves": curves_frame(report),
@@ -113,7 +115,15 @@ def write_report(report: Report, output: Path) -> Path:
         output / "report.md",
         render_text(report, [p.with_suffix(".png").relative_to(output) for p in pictures.values()]),
     )
-    return write_file(output / "report.html", render(report, partitions, script, {} if script else pictures))
+    return write_file(
+        output / "report.html", render(report, partitions, len(different), script, {} if script else pictures)
+    )
+
+
+def _one_of_each_first(report: Report) -> list[Path]:
+    """The folders of all runs: the first one of each group, then the second ones, and so on."""
+    groups = ([run.path for run in group.runs] for group in report.comparison.groups)
+    return [path for paths in zip_longest(*groups) for path in paths if path is not None]
 
 
 def draw(report: Report, folder: Path) -> dict[str, Path]:

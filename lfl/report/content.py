@@ -131,7 +131,7 @@ class Report:
         seeds = sorted({len(group.runs) for group in groups})
         each = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         if len(groups) == 1:
-            return f"{_count(runs, 'run')} that differ in nothing but their seeds."
+            return "1 run." if runs == 1 else f"{runs} runs that differ in nothing but their seeds."
         by = f", which differ in {_listed(names)}" if names else ""
         return f"{_count(runs, 'run')} in {len(groups)} groups{by}; {each} {'seed' if each == '1' else 'seeds'} each."
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lfl.report.runs import ReportError, Run, find, names_of, read
-from lfl.report.settings import MAX_ROUNDS, Setting, differing, labels, shared, short_names
+from lfl.report.settings import MAX_ROUNDS, METHOD, Setting, differing, labels, shared, short_names, shown
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:
     settings = [
         {key: group[0].settings[key] for key in names if key in group[0].settings} for group in members.values()
     ]
-    found = zip(labels(settings, names), settings, members.values(), strict=True)
+    # Where nothing differs, the one group is named by its method.
+    told = labels(settings, names) if names else [shown(runs[0].settings.get(METHOD, "all runs"))]
+    found = zip(told, settings, members.values(), strict=True)
     return [Group(label, values, group) for label, values, group in found]
 
 

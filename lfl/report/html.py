@@ -40,12 +40,15 @@ def plotly_script() -> str | None:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)).decode()
 
 
-def render(report: Report, partitions: Partitions, script: str | None, pictures: Mapping[str, Path]) -> str:
+def render(
+    report: Report, partitions: Partitions, different: int, script: str | None, pictures: Mapping[str, Path]
+) -> str:
     """Make the page.
 
     Args:
         report: what it says.
         partitions: classes of clients by run, or why they are not known.
+        different: how many partitions there are, of which these are some.
         script: of ``plotly_script``; None for a page with pictures.
         pictures: SVG files by the titles of figures, which are shown where there is no script.
     """
@@ -58,6 +61,7 @@ def render(report: Report, partitions: Partitions, script: str | None, pictures:
     return environment.get_template("report.html").render(
         report=report,
         partitions=partitions,
+        different=different,
         version=__version__,
         axes=AXES,
         script=script,
@@ -91,6 +95,11 @@ def _data(report: Report, partitions: Partitions, curves: Mapping[str, Mapping[s
     """What the page's script draws."""
     drawn = set(report.drawn)
     metric, clients = report.clients
+    owners = {
+        run.path: f"{group.label}, {report.comparison.labels.get(run.path, run.path.name)}"
+        for group in report.comparison.groups
+        for run in group.runs
+    }
     return {
         "groups": [
             {"label": label, "colour": style.colour, "dash": style.dash_array, "drawn": label in drawn}
@@ -102,7 +111,7 @@ def _data(report: Report, partitions: Partitions, curves: Mapping[str, Mapping[s
         "curves": {m: {label: _curve(curve) for label, curve in of.items()} for m, of in curves.items()},
         "clients": {"metric": metric, "scopes": {s: _histograms(of) for s, of in clients.items()}},
         "partitions": [
-            {"run": report.comparison.labels.get(path, path.name), "counts": np.array(counts).T.tolist()}
+            {"run": owners[path], "counts": np.array(counts).T.tolist()}
             for path, counts in partitions.items()
             if not isinstance(counts, str)
         ],

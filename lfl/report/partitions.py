@@ -104,14 +104,14 @@ def name_of_figure(number: int) -> str:
     return f"partition_{number}" if number > 1 else "partition"
 
 
-def distinct(runs: Sequence[Path], most: int) -> list[Path]:
-    """One run for each different partition, in order, the first ``most`` of them."""
+def distinct(runs: Sequence[Path]) -> list[Path]:
+    """One run for each different partition, in order."""
     found: dict[str, Path] = {}
     for run in runs:
         path = run / PARTITION
         if path.is_file() and (run / CONFIG).is_file():
             found.setdefault(hashlib.blake2b(path.read_bytes()).hexdigest(), run)
-    return list(found.values())[:most]
+    return list(found.values())
 
 
 def main(arguments: Sequence[str]) -> None:

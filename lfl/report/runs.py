@@ -105,6 +105,8 @@ def total(series: pd.Series) -> pd.Series:
 def find(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
     """The run folders at and below some paths, which may be patterns, and the paths that have none.
 
+    What ``lfl validate``, ``test`` and ``predict`` leave is no run.
+
     Raises:
         ReportError: there is no run at all.
     """
@@ -113,7 +115,7 @@ def find(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
     given = [str(path) for path in paths]
     for path in given:
         matches = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True), key=_natural)
-        found = [run for match in matches for run in _below(Path(match))]
+        found = [run for match in matches for run in _below(Path(match)) if not _is_evaluation(run)]
         if not found:
             empty.append(path)
         runs |= dict.fromkeys(found)
@@ -159,6 +161,8 @@ def read_metrics(path: Path) -> dict[str, pd.Series]:
     try:
         frame = pd.read_csv(io.BytesIO(content), index_col="round", dtype=float, **_EXACT)
         frame.index = frame.index.astype(int)
+        if not (frame.index.is_unique and frame.index.is_monotonic_increasing):
+            raise ValueError("its rounds are not in order")
         logged = frame.notna()
         if b"nan" in body:  # which was logged, while an empty cell was not
             text = pd.read_csv(io.BytesIO(content), index_col="round", dtype=str, keep_default_na=False)
@@ -203,6 +207,11 @@ def _below(path: Path) -> Iterator[Path]:
     if not found and _is_config_of_run(path / CONFIG):
         found = [path]  # it ended before its first round did
     yield from found
+
+
+def _is_evaluation(path: Path) -> bool:
+    """Whether a folder is that of an evaluation or of predictions: only rounds of training are timed."""
+    return (path / "predictions.pt").exists() or ((path / METRICS).exists() and not (path / TIMING).exists())
 
 
 def _is_config_of_run(path: Path) -> bool:

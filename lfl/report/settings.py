@@ -116,7 +116,7 @@ def labels(groups: Sequence[Settings], names: Mapping[str, str]) -> list[str]:
     """A label for each group, of as few of the differing settings as tell the groups apart.
 
     Args:
-        groups: the differing settings of each group, which are no two times the same.
+        groups: the differing settings of each group, which are no two times the same; ``others`` is one without any.
         names: short names of those settings, in the order of their weight.
     """
     chosen: list[str] = []
@@ -124,7 +124,7 @@ def labels(groups: Sequence[Settings], names: Mapping[str, str]) -> list[str]:
         if len(_signatures(groups, [*chosen, key])) > len(_signatures(groups, chosen)):
             chosen.append(key)
     found = [", ".join(_said(key, names[key], group[key]) for key in chosen if key in group) for group in groups]
-    return [label or (PLAIN if METHOD in names else "all runs") for label in found]
+    return [label or "others" for label in found]
 
 
 def _signatures(groups: Sequence[Settings], keys: Sequence[str]) -> set[tuple[object, ...]]:

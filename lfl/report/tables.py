@@ -229,9 +229,9 @@ def phases(groups: Sequence[Group]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["group", "training", "rest"])
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown: the first column is left-aligned, the others are numbers."""
-    ruler = ["---", *["---:"] * (len(columns) - 1)]
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
+    """The lines of a table in Markdown: the first columns are texts, and left-aligned, the others are numbers."""
+    ruler = [*["---"] * texts, *["---:"] * (len(columns) - texts)]
     escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
     return ["| " + " | ".join(cells) + " |" for cells in (columns, ruler, *escaped)]
 

@@ -37,14 +37,15 @@ def render_text(report: Report, pictures: Sequence[Path]) -> str:
             [g.label, *(shown(g.settings[key]) if key in g.settings else "" for key in comparison.names)]
             for g in comparison.groups
         ]
-        lines += ["## What differs", "", *markdown(["group", *comparison.names.values()], settings), ""]
+        columns = ["group", *comparison.names.values()]
+        lines += ["## What differs", "", *markdown(columns, settings, len(columns)), ""]
     if report.shared:
         lines += ["## What all share", "", *(f"- `{key}`: {value}" for key, value in report.shared), ""]
     if pictures:
         lines += ["## Figures", "", *(f"![{path.stem}]({path.as_posix()})" for path in pictures), ""]
     if len(report.payloads):
         sent = [[row.group, row.direction, row.payload, f"{row.mb:,.4g}"] for row in report.payloads.itertuples()]
-        lines += ["## Ledger", "", *markdown(["group", "direction", "payload", "MB"], sent), ""]
+        lines += ["## Ledger", "", *markdown(["group", "direction", "payload", "MB"], sent, 3), ""]
     if len(report.phases):
         spent = [[row.group, f"{row.training:.4g}", f"{row.rest:.4g}"] for row in report.phases.itertuples()]
         lines += ["## Seconds of a round", "", *markdown(["group", "training", "evaluation, logging"], spent), ""]

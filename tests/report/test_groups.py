@@ -17,6 +17,11 @@ def test_seeds_are_one_group(tmp_path: Path) -> None:
     assert comparison.notes == []
 
 
+def test_one_group_is_named_by_its_method(tmp_path: Path) -> None:
+    make_run(tmp_path / "run_000", config=config_of(callbacks=[PROXIMAL]))
+    assert [group.label for group in compare([tmp_path]).groups] == ["Proximal"]
+
+
 def test_nested_settings_and_lists_of_callbacks_make_groups(tmp_path: Path) -> None:
     stronger = {**PROXIMAL, "init_args": {"mu": 1.0}}
     for number, (lr, callbacks) in enumerate(((0.1, [PROXIMAL]), (0.2, [PROXIMAL]), (0.1, [stronger]))):
@@ -49,7 +54,7 @@ def test_where_nothing_is_finished_everything_counts(tmp_path: Path) -> None:
 
 def test_no_numbers_at_all_is_an_error(tmp_path: Path) -> None:
     (make_run(tmp_path / "run_000") / "metrics.csv").write_text("round,a\n")
-    (tmp_path / "run_000" / "timing.csv").unlink()
+    (tmp_path / "run_000" / "timing.csv").write_text("round,time/train_s\n")
     with pytest.raises(ReportError, match=r"^none of 1 runs has numbers\. run_000 is left out: it has no metrics"):
         compare([tmp_path])
 

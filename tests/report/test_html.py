@@ -18,9 +18,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCRIPT = base64.b64encode(gzip.compress(b"var Plotly = {react: () => undefined};")).decode()
 
 
-def page_of(path: Path, script: str | None = SCRIPT, title: str = "") -> str:
+def page_of(path: Path, script: str | None = SCRIPT, title: str = "", different: int = 1) -> str:
     report = Report.of(compare([path]), [], ["val_acc=0.7"], "mb", title)
-    return render(report, {path / "fedavg" / "run_000": [[3, 0], [1, 2], [0, 5]]}, script, {})
+    return render(report, {path / "fedavg" / "run_000": [[3, 0], [1, 2], [0, 5]]}, different, script, {})
 
 
 def test_data_of_the_page_are_the_curves(tmp_path: Path) -> None:
@@ -41,7 +41,13 @@ def test_data_of_the_page_are_the_curves(tmp_path: Path) -> None:
             "seconds": [0.5, 1.5, 2.0],
         },
     }
-    assert data["partitions"] == [{"run": "fedavg/run_000", "counts": [[3, 1, 0], [0, 2, 5]]}]
+    assert data["partitions"] == [{"run": "FedAvg, fedavg/run_000", "counts": [[3, 1, 0], [0, 2, 5]]}]
+
+
+def test_partitions_that_are_not_drawn_are_told(tmp_path: Path) -> None:
+    make_comparison(tmp_path)
+    assert "These are 1 of 3 different partitions." in page_of(tmp_path, different=3)
+    assert "different partitions" not in page_of(tmp_path)
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
@@ -61,7 +67,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 def test_without_plotly_there_are_pictures_and_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.svg").write_text("<svg/>")
     report = Report.of(compare([make_comparison(tmp_path / "runs")]), [], [], "round", "")
-    page = render(report, {}, None, {"val_acc against round": tmp_path / "a.svg"})
+    page = render(report, {}, 0, None, {"val_acc against round": tmp_path / "a.svg"})
     assert "pip install &#39;lfl[report]&#39;" in page
     assert f"data:image/svg+xml;base64,{base64.b64encode(b'<svg/>').decode()}" in page
     assert "DecompressionStream" not in page
@@ -70,7 +76,7 @@ def test_without_plotly_there_are_pictures_and_one_line(tmp_path: Path) -> None:
 def test_long_curves_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
     make_run(tmp_path / "fedavg" / "run_000", [0.5 * n / 1000 for n in range(1000)], config_of(max_rounds=1000))
     page = page_of(tmp_path)
-    assert len(data_of(page)["curves"]["val_acc"]["all runs"]["mean"]) == 334
+    assert len(data_of(page)["curves"]["val_acc"]["FedAvg"]["mean"]) == 334
     assert "Curves of more than 400 evaluations show every k-th of them and the last (k is at most 3)." in page
 
 

@@ -30,6 +30,15 @@ def test_a_run_that_ended_before_its_first_round_is_one(tmp_path: Path) -> None:
     assert not read(runs[0]).is_finished
 
 
+def test_what_other_commands_leave_is_no_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run_000")
+    (make_run(tmp_path / "run_001") / "timing.csv").unlink()  # of `lfl test`
+    (tmp_path / "run_002").mkdir()
+    (tmp_path / "run_002" / "config.yaml").write_text("trainer:\n")
+    (tmp_path / "run_002" / "predictions.pt").touch()
+    assert find([tmp_path])[0] == [run]
+
+
 def test_no_runs_at_all_is_an_error_that_names_the_paths(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"^no runs in '.*', 'nope' \(does not exist\): a run's folder.*metrics\.csv"):
         find([tmp_path, "nope"])
@@ -58,6 +67,9 @@ def test_a_row_that_was_written_over_ends_in_spaces(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("round,a\n2,1.0\n1,2.0\n")
+    with pytest.raises(ReportError, match="its rounds are not in order"):
+        read_metrics(tmp_path / "metrics.csv")
     (tmp_path / "metrics.csv").write_text("round,a\n1,x\n")
     with pytest.raises(ReportError, match=r"metrics\.csv is damaged, or no file of `lfl fit`"):
         read_metrics(tmp_path / "metrics.csv")

@@ -75,7 +75,7 @@ def test_labels_have_as_few_settings_as_tell_groups_apart() -> None:
     names = short_names(["trainer.callbacks", mu, "optimizer.lr"])
     assert labels(groups, names) == ["FedAvg", "Proximal, mu 0.1", "Proximal, mu 1", "Scaffold + Own"]
     assert labels([{"optimizer.lr": 0.1}, {"optimizer.lr": 0.2}], {"optimizer.lr": "lr"}) == ["lr 0.1", "lr 0.2"]
-    assert labels([{}], {}) == ["all runs"]
+    assert labels([{}, {"optimizer.lr": 0.2}], {"optimizer.lr": "lr"}) == ["others", "lr 0.2"]
 
 
 def test_short_names_do_not_meet_what_is_reserved() -> None:
