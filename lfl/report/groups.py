@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -112,7 +112,7 @@ def _read(path: Path) -> Run | str:
 
 
 def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:
-    members = _by(runs, lambda run: repr({key: run.settings[key] for key in names if key in run.settings}))
+    members = _by(runs, lambda run: tuple((key, run.settings[key]) for key in names if key in run.settings))
     settings = [
         {key: group[0].settings[key] for key in names if key in group[0].settings} for group in members.values()
     ]
@@ -125,15 +125,20 @@ def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:
 def _without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
     """The runs without those that another one repeats or goes on from, and those, each with the other one."""
     kept, again = [], []
-    same = _by(runs, lambda run: repr(({k: v for k, v in run.settings.items() if k != MAX_ROUNDS}, run.seeds)))
+    same = _by(runs, _draw)
     for run in runs:
-        others = same[repr(({k: v for k, v in run.settings.items() if k != MAX_ROUNDS}, run.seeds))]
+        others = same[_draw(run)]
         better = next((other for other in reversed(others) if _replaces(other, run, others)), None)
         if better is None:
             kept.append(run)
         else:
             again.append((run, better))
     return kept, again
+
+
+def _draw(run: Run) -> Hashable:
+    """What determines a run's numbers, round by round."""
+    return frozenset((key, value) for key, value in run.settings.items() if key != MAX_ROUNDS), tuple(run.seeds.items())
 
 
 def _replaces(other: Run, run: Run, order: Sequence[Run]) -> bool:
@@ -147,8 +152,8 @@ def _replaces(other: Run, run: Run, order: Sequence[Run]) -> bool:
     return is_same and (other.rounds, is_later) > (run.rounds, not is_later) and bool(run.seeds or run.settings)
 
 
-def _by(runs: Sequence[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
+def _by(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> dict[Hashable, list[Run]]:
+    found: dict[Hashable, list[Run]] = {}
     for run in runs:
         found.setdefault(key(run), []).append(run)
     return found

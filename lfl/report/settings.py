@@ -124,11 +124,15 @@ def labels(groups: Sequence[Settings], names: Mapping[str, str]) -> list[str]:
         if len(_signatures(groups, [*chosen, key])) > len(_signatures(groups, chosen)):
             chosen.append(key)
     found = [", ".join(_said(key, names[key], group[key]) for key in chosen if key in group) for group in groups]
-    return [label or "others" for label in found]
+    known: list[str] = []
+    for label in (label or "others" for label in found):
+        count = sum(other == label or other.startswith(f"{label} #") for other in known)
+        known.append(f"{label} #{count + 1}" if count else label)  # classes of one name, of different modules
+    return known
 
 
 def _signatures(groups: Sequence[Settings], keys: Sequence[str]) -> set[tuple[object, ...]]:
-    return {tuple(repr(group.get(key, "absent")) for key in keys) for group in groups}
+    return {tuple(group.get(key, "absent") for key in keys) for group in groups}
 
 
 def _said(key: str, name: str, value: Setting) -> str:

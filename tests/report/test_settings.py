@@ -78,5 +78,10 @@ def test_labels_have_as_few_settings_as_tell_groups_apart() -> None:
     assert labels([{}, {"optimizer.lr": 0.2}], {"optimizer.lr": "lr"}) == ["others", "lr 0.2"]
 
 
+def test_no_two_labels_are_equal() -> None:
+    groups = [{"trainer.callbacks": name} for name in ("a.Own", "b.Own", "c.Own")]
+    assert labels(groups, {"trainer.callbacks": "callbacks"}) == ["Own", "Own #2", "Own #3"]
+
+
 def test_short_names_do_not_meet_what_is_reserved() -> None:
     assert short_names(["data.round"], reserved=["round"]) == {"data.round": "data.round"}
