@@ -45,6 +45,7 @@ def main(args: list[str] | None = None) -> None:
             from lfl.sweep.command import main as sweep
 
             sweep(args[1:])
+            return
         if args[0] == "report":
             from lfl.report.command import main as report
 
