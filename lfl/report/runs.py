@@ -218,6 +218,6 @@ def _is_config_of_run(path: Path) -> bool:
     return path.is_file() and re.search(r"^trainer:", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
-def _natural(path: str | Path) -> list[tuple[str, int]]:
-    """run_2 before run_10."""
-    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", str(path))]
+def _natural(path: str | Path) -> list[tuple[str, float]]:
+    """run_2 before run_10, and lr=0.05 before lr=0.1."""
+    return [(text, float(number or 0)) for text, number in re.findall(r"(\D*)(\d+(?:\.\d+)?)?", str(path))]

@@ -22,6 +22,12 @@ def test_runs_are_found_below_folders_and_by_patterns(tmp_path: Path) -> None:
     assert find([runs[1], runs[1], tmp_path / "nothing"]) == ([runs[1]], [str(tmp_path / "nothing")])
 
 
+def test_runs_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("lr=0.1", "lr=0.05", "lr=1", "lr=10"):
+        make_run(tmp_path / name)
+    assert names_of(find([tmp_path])[0]) == ["lr=0.05", "lr=0.1", "lr=1", "lr=10"]
+
+
 def test_a_run_that_ended_before_its_first_round_is_one(tmp_path: Path) -> None:
     (tmp_path / "run_000" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run_000" / "config.yaml").write_text("seed_everything: 0\ntrainer:\n  max_rounds: 3\n")
