@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "test": "Evaluate the server's model on the test set.",
     "predict": "Run the server's model on the prediction set, and write predictions.pt into a new run folder.",
     "sweep": "Run `fit` with every combination of several values of its settings.",
+    "report": "Compare runs: a page, tables and figures of their folders.",
 }
 
 
@@ -44,6 +45,11 @@ def main(args: list[str] | None = None) -> None:
             from lfl.sweep.command import main as sweep
 
             sweep(args[1:])
+            return
+        if args[0] == "report":
+            from lfl.report.command import main as report
+
+            report(args[1:])
             return
         gc.disable()  # imports make objects but no garbage: collecting it would take a second
         from lfl.cli import run

@@ -261,11 +261,12 @@ class Ledger:
         return cumulative[-1] - cumulative[rounds]
 
     def metrics(self) -> dict[str, float]:
-        """Bytes of the last round and of all rounds, for the log."""
+        """Bytes of the last round, in all and by payload, and of all rounds, for the log."""
         result = {}
         for direction, counts in (("up", self.up_bits), ("down", self.down_bits)):
             result[f"comm/{direction}_bytes"] = sum(counts.values()) / 8
             result[f"comm/total_{direction}_bytes"] = self.totals[direction] / 8
+            result |= {f"comm/{direction}_bytes/{name}": bits / 8 for name, bits in sorted(counts.items())}
         return result
 
     def state_dict(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def run_command(line: str) -> None:
     if file:
         with open(file, "w") as output, redirect_stdout(output):
             run_command(line)
-    elif program == "lfl" and "--resume" in arguments:
+    elif program == "lfl" and (arguments[0] == "report" or "--resume" in arguments):
         main(arguments)
     elif program == "lfl":
         fewer = FEWER if arguments[0] in ("validate", "test", "predict") else FEWER_ROUNDS

@@ -11,35 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
-import yaml
-from jsonargparse import ArgumentParser
-from torch import Tensor
-
-from lfl.data import FederatedDataModule, Partition
-from lfl.data.examined import examined
-
-
-def labels_of(config: Path) -> Tensor:
-    """Labels of the whole training set that a run's config names [n].
-
-    Raises:
-        ValueError: its data is not a FederatedDataModule, or cannot be made.
-    """
-    settings = yaml.safe_load(config.read_text(encoding="utf-8")).get("data")
-    if not isinstance(settings, dict) or "class_path" not in settings:
-        raise ValueError(f"{config} names no data: it has no `data.class_path`.")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        data: Any = parser.instantiate(parser.parse_object({"data": settings})).data
-    data.source.check()
-    train, test = data.source.load()
-    return examined(train, test, data.num_classes)[0].targets
+from lfl.data import Partition
+from lfl.report.partitions import labels_of
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

@@ -10,6 +10,8 @@ from rich import box
 from rich import table as rich_table
 from rich.console import Console
 
+from lfl.report.tables import markdown
+
 
 class Table:
     """Rows of text under a title.
@@ -49,6 +51,4 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown, with its title and notes."""
-        ruler = ["---", *["---:"] * (len(self.columns) - 1)]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, ruler, *self.rows)]
-        return "\n".join([f"**{self.title}**", "", *lines, "", *self.notes]).rstrip() + "\n"
+        return "\n".join([f"**{self.title}**", "", *markdown(self.columns, self.rows), "", *self.notes]).rstrip() + "\n"

@@ -32,9 +32,10 @@ from pathlib import Path
 import torch
 
 from lfl.hooks import NonFiniteUpdateError
+from lfl.report.figures import draw_band
+from lfl.report.numbers import last_tenth, mean_and_deviation
 from tools import CONFIGS
 from tools.papers.runs import RunFolder, fit, newest
-from tools.papers.summaries import last_tenth, mean_and_deviation
 from tools.table import Table
 
 ENGINES = ("sequential", "vectorized")
@@ -211,9 +212,8 @@ def plot(results: list[Result], path: Path) -> None:
         sent = [run.series("comm/total_up_bytes") for run in result.finished]
         megabytes = [statistics.mean(values[number] for values in sent) / 1e6 for number in rounds]
         for axes, x in ((by_round, rounds), (by_bytes, megabytes)):
-            (line,) = axes.plot(x, [statistics.mean(column) for column in columns], label=result.method.name)
-            lows, highs = [min(column) for column in columns], [max(column) for column in columns]
-            axes.fill_between(x, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
+            means, lows, highs = [[of(column) for column in columns] for of in (statistics.mean, min, max)]
+            draw_band(axes, x, means, lows, highs, label=result.method.name)
     by_round.set(xlabel="round", ylabel="test accuracy, %")
     by_bytes.set(xlabel="MB sent by all clients", xscale="log")
     by_round.legend()

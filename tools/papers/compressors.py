@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from lfl.report.numbers import mean_and_deviation
 from tools.papers.claims import Claim, difference
 from tools.papers.study import (
     BOTH_WAYS,
@@ -33,7 +34,6 @@ from tools.papers.study import (
     sent,
     within,
 )
-from tools.papers.summaries import mean_and_deviation
 from tools.papers.tables import FLSS_SETTING, callback, stack
 from tools.table import Table
 

@@ -16,11 +16,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lfl.report.numbers import mean_and_deviation
 from tools import CONFIGS
 from tools.papers.claims import Claim, ordered, publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened, warning_of
 from tools.papers.study import final, last
-from tools.papers.summaries import mean_and_deviation, three_digits
+from tools.papers.summaries import three_digits
 from tools.table import Table
 
 Results = Mapping[float, Sequence[Outcome]]  # by noise multiplier

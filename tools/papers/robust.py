@@ -21,11 +21,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lfl.report.numbers import mean_and_deviation
 from tools import CONFIGS
 from tools.papers.claims import Claim, compared, publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened, warning_of
 from tools.papers.study import Overrides, final
-from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
 
 Results = Mapping[tuple[str, str], Sequence[Outcome]]  # by method and attack

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from lfl.report.numbers import mean_and_deviation
 from tools.papers.claims import Claim, ordered
 from tools.papers.study import (
     Method,
@@ -29,7 +30,6 @@ from tools.papers.study import (
     run_studies,
     told_rounds_to,
 )
-from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
 
 _DIRICHLET = "lfl.data.DirichletPartitioner"

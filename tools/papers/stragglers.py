@@ -30,10 +30,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lfl.report.numbers import mean_and_deviation, told_first
 from tools.papers.claims import Claim, difference, ordered
 from tools.papers.experiments import Outcome
-from tools.papers.study import Method, Overrides, Results, Study, parse, partitioned, run_studies, told_first
-from tools.papers.summaries import mean_and_deviation
+from tools.papers.study import Method, Overrides, Results, Study, parse, partitioned, run_studies
 from tools.table import Table
 
 ACCURACY, TIME = "personal/val_acc", "sim/time"

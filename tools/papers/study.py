@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from lfl.report.figures import draw_band
+from lfl.report.numbers import last_tenth, told_first
 from tools import CONFIGS
 from tools.papers.claims import Claim, publish
 from tools.papers.experiments import Laboratory, Outcome, Run, Series, add_options, extent, opened, warning_of
-from tools.papers.summaries import last_tenth, mean_and_deviation
 from tools.table import Table
 
 UP = ("comm/total_up_bytes",)
@@ -129,15 +130,8 @@ def told_rounds_to(outcomes: Sequence[Outcome], target: float) -> str:
     return told_first([rounds_to(outcome, target) for outcome in outcomes])
 
 
-def told_first(hits: Sequence[float | None]) -> str:
-    """Mean and deviation of when runs first were somewhere, and how many, with None, never were."""
-    reached = [float(hit) for hit in hits if hit is not None]
-    never = f" ({len(hits) - len(reached)} never)" if len(reached) < len(hits) else ""
-    return (mean_and_deviation(reached, 0) + never).lstrip()
-
-
 def plot(study: Study, results: Results, path: Path) -> None:
-    """Draw accuracy against rounds, and against the study's clock: means over seeds."""
+    """Draw accuracy against rounds, and against the study's clock: means over seeds, with the range."""
     from matplotlib.figure import Figure
 
     clocks = ["", study.clock] if study.clock else [""]
@@ -148,7 +142,9 @@ def plot(study: Study, results: Results, path: Path) -> None:
             series = [outcome.series[study.metrics[0]] for outcome in outcomes]
             rounds = sorted(set.intersection(*(set(values) for values in series)))
             ticks = [_mean([o.series[clock] for o in outcomes], number) if clock else number for number in rounds]
-            axis.plot(ticks, [100 * _mean(series, number) for number in rounds], label=name)
+            columns = [[100 * values[number] for values in series] for number in rounds]
+            means = [statistics.mean(column) for column in columns]
+            draw_band(axis, ticks, means, list(map(min, columns)), list(map(max, columns)), label=name)
         axis.set(xlabel=clock or "round", ylabel=f"{study.metrics[0]}, %", xscale="log" if clock else "linear")
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize="small")

@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 
+from lfl.report.numbers import mean_and_deviation
 from tools.papers.claims import Claim, ordered
 from tools.papers.study import (
     BOTH_WAYS,
@@ -33,7 +34,6 @@ from tools.papers.study import (
     told_rounds_to,
     within,
 )
-from tools.papers.summaries import mean_and_deviation
 from tools.table import Table
 
 _TARGETS = (0.85, 0.9, 0.95)

@@ -1,0 +1,58 @@
+"""The report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lfl.report.content import Report
+from lfl.report.settings import shown
+from lfl.report.tables import markdown
+
+
+def render_text(report: Report, pictures: Sequence[Path]) -> str:
+    """Make ``report.md``.
+
+    Args:
+        report: what it says.
+        pictures: figures, by their paths from the file.
+    """
+    summary, comparison = report.summary, report.comparison
+    rows = [
+        [group.label, str(len(group.counted)), *(c.text(d) for c, d in zip(cells, summary.digits, strict=True))]
+        for group, cells in zip(summary.groups, summary.cells, strict=True)
+    ]
+    heads = ["group", "runs", *(quantity.full_title for quantity in summary.quantities)]
+    lines = [
+        f"# {report.title}",
+        "",
+        report.sentence,
+        "",
+        *markdown(heads, rows),
+        "",
+        *_paragraphs(report.explanations),
+    ]
+    if comparison.names:
+        settings = [
+            [g.label, *(shown(g.settings[key]) if key in g.settings else "" for key in comparison.names)]
+            for g in comparison.groups
+        ]
+        columns = ["group", *comparison.names.values()]
+        lines += ["## What differs", "", *markdown(columns, settings, len(columns)), ""]
+    if report.shared:
+        lines += ["## What all share", "", *(f"- `{key}`: {value}" for key, value in report.shared), ""]
+    if pictures:
+        lines += ["## Figures", "", *(f"![{path.stem}]({path.as_posix()})" for path in pictures), ""]
+    if len(report.payloads):
+        sent = [[row.group, row.direction, row.payload, f"{row.mb:,.4g}"] for row in report.payloads.itertuples()]
+        lines += ["## Ledger", "", *markdown(["group", "direction", "payload", "MB"], sent, 3), ""]
+    if len(report.phases):
+        spent = [[row.group, f"{row.training:.4g}", f"{row.rest:.4g}"] for row in report.phases.itertuples()]
+        lines += ["## Seconds of a round", "", *markdown(["group", "training", "evaluation, logging"], spent), ""]
+    if report.notes:
+        lines += ["## Runs", "", *(f"- {note}" for note in report.notes), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _paragraphs(sentences: Sequence[str]) -> list[str]:
+    return [line for sentence in sentences for line in (sentence, "")]

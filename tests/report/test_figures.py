@@ -1,0 +1,50 @@
+"""Figures for print."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lfl.report.curves import Curve
+from lfl.report.figures import clients_figure, curves_figure, draw_band, save
+from lfl.report.styles import style_of
+
+
+def curve(seeds: int = 2) -> Curve:
+    x = np.array([1.0, 2.0, 4.0])
+    return Curve(x, x / 8, x / 16, x / 4, {"round": x, "mb": 3 * x}, seeds)
+
+
+def test_a_band_has_a_line_and_its_range() -> None:
+    axes = Figure().add_subplot()
+    draw_band(axes, [1, 2], [3, 4], [3, 3], [3, 5], label="a")
+    draw_band(axes, [1, 2], [3, 4], [3, 4], [3, 4], label="alone")
+    assert [line.get_label() for line in axes.lines] == ["a", "alone"]
+    assert len(axes.collections) == 1
+
+
+def test_curves_are_drawn_in_their_styles_against_an_axis() -> None:
+    curves = {"FedAvg": (curve(), style_of(0)), "FedProx": (curve(), style_of(8))}
+    figure = curves_figure(curves, "val_acc", "mb")
+    assert figure is not None
+    (axes,) = figure.axes
+    assert [line.get_color() for line in axes.lines] == [style_of(0).colour, style_of(8).colour]
+    assert axes.lines[0].get_xdata().tolist() == [3.0, 6.0, 12.0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("MB up and down", "val_acc")
+    assert curves_figure(curves, "val_acc", "sim") is None
+
+
+def test_clients_are_drawn_as_shares() -> None:
+    (axes,) = clients_figure({"FedAvg": (np.array([0.5, 0.25]), style_of(0))}, "val_acc").axes
+    assert axes.lines[0].get_ydata().tolist() == [0.0, 0.5, 1.0]
+
+
+def test_equal_figures_give_equal_files(tmp_path: Path) -> None:
+    written = []
+    for name in ("a", "b"):
+        figure = curves_figure({"FedAvg": (curve(), style_of(0))}, "val_acc", "round")
+        assert figure is not None
+        written.append([path.read_bytes() for path in save(figure, tmp_path / name, "curve")])
+    assert written[0] == written[1]
+    assert written[0][0].startswith(b"\x89PNG")
+    assert b"<svg" in written[0][1]

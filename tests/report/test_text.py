@@ -1,0 +1,21 @@
+"""The report as Markdown."""
+
+from pathlib import Path
+
+from run_folders import make_comparison
+
+from lfl.report.content import Report
+from lfl.report.groups import compare
+from lfl.report.text import render_text
+
+
+def test_tables_figures_and_settings(tmp_path: Path) -> None:
+    report = Report.of(compare([make_comparison(tmp_path)]), [], ["val_acc=0.7"], "round", "A title")
+    text = render_text(report, [Path("figures/val_acc_round.png")])
+    lines = text.splitlines()
+    assert lines[0] == "# A title"
+    assert "| FedAvg | 2 | 0.5000 ± 0.1414 | 0.5500 ± 0.0707 | 0.5000 ± 0.1414 | (2 of 2 never) |" in text
+    assert "![val_acc_round](figures/val_acc_round.png)" in lines
+    assert "| Proximal | up | update | 8 |" in lines
+    assert "| Proximal | 0.3 | 0.2 |" in lines
+    assert "- `lr`: 0.1" in lines
