@@ -1,7 +1,8 @@
-"""Tiny image data sets in the published file formats, random pixels in them."""
+"""Tiny data sets in the published file formats, random pixels and words in them."""
 
 import functools
 import hashlib
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,23 @@ def write_mnist_like(root: Path, name: str, num_train: int, num_test: int) -> No
     for part, count in ((train, num_train), (test, num_test)):
         _write_idx(root / name / "raw" / f"{part}-images-idx3-ubyte", _DRAWS.integers(0, 256, (count, 28, 28)))
         _write_idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count) % num_classes)
+
+
+def write_leaf(root: Path, name: str, users: int, least: int = 8) -> None:
+    """LEAF's femnist or shakespeare, in two files a part: user i has ``least + i`` examples, and 2 for testing."""
+    for part, counts in {"train": [least + i for i in range(users)], "test": [2] * users}.items():
+        for half in range(2):
+            found = {f"user {i}": _leaf_user(name, counts[i]) for i in range(half, users, 2)}
+            content = {"users": [*found], "num_samples": [len(u["y"]) for u in found.values()], "user_data": found}
+            path = root / name / "data" / part / f"all_data_{half}_niid_{part}_9.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content))
+
+
+def _leaf_user(name: str, count: int) -> dict[str, Any]:
+    if name == "femnist":
+        return {"x": _DRAWS.random((count, 784)).round(3).tolist(), "y": (36 + np.arange(count) % 10).tolist()}
+    return {"x": ["".join(_DRAWS.choice([*"abc d"], 80)) for _ in range(count)], "y": [*"abcd" * count][:count]}
 
 
 def _cifar_batch(count: int, label_key: str) -> dict[str, Any]:

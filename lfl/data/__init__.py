@@ -5,6 +5,7 @@ from lfl.data.collate import PadCollate
 from lfl.data.datamodule import FederatedDataModule
 from lfl.data.examples import TensorData
 from lfl.data.huggingface_source import HuggingFaceSource
+from lfl.data.leaf_source import LEAFSource
 from lfl.data.matching import match_label_mix
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import (
@@ -36,6 +37,7 @@ __all__ = [
     "HuggingFaceSource",
     "IIDPartitioner",
     "IndexSets",
+    "LEAFSource",
     "LogNormalPartitioner",
     "NaturalPartitioner",
     "Normalize",
