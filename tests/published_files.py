@@ -1,5 +1,6 @@
 """Tiny data sets in the published file formats, random pixels and words in them."""
 
+import csv
 import functools
 import hashlib
 import json
@@ -55,6 +56,40 @@ def write_leaf(root: Path, name: str, users: int, least: int = 8) -> None:
             path = root / name / "data" / part / f"all_data_{half}_niid_{part}_9.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(content))
+
+
+def write_ag_news(root: Path, num_train: int = 60, num_test: int = 20) -> None:
+    """AG News: in each text, the word of its class and others."""
+    for name, count in (("train.csv", num_train), ("test.csv", num_test)):
+        rows = [
+            [str(1 + i % 4), f"Title {'abcd'[i % 4]}{i % 4}", f"It's {_words()}\\{_words()}."] for i in range(count)
+        ]
+        _write_csv(root / "ag_news_csv" / name, rows, "utf-8")
+
+
+def write_sent140(root: Path, users: int = 4, least: int = 6) -> None:
+    """Sentiment140: user i has ``least + i`` tweets; beside them, the test file, and the first lines of GloVe's."""
+    names = [f"user{i}" for i in range(users) for _ in range(least + i)]
+    rows = [[*("04"[i % 2], str(i), "Mon Apr 06", "NO_QUERY"), name, _words()] for i, name in enumerate(names)]
+    _write_csv(root / "training.1600000.processed.noemoticon.csv", rows, "latin-1")
+    tests = [["024"[i % 3], str(i), "Mon May 11", "kindle2", f"user{i}", _words()] for i in range(6)]
+    _write_csv(root / "testdata.manual.2009.06.14.csv", tests, "latin-1")
+
+
+def write_glove(root: Path, words: int = 20, dimensions: int = 100) -> None:
+    """GloVe's vectors of so many words, ``glove.6B.100d.txt``."""
+    lines = [f"w{i} {' '.join(f'{value:.4f}' for value in _DRAWS.normal(size=dimensions))}" for i in range(words)]
+    (root / f"glove.6B.{dimensions}d.txt").write_text("\n".join(lines) + "\n")
+
+
+def _words(count: int = 8) -> str:
+    return " ".join(f"w{i}" for i in _DRAWS.integers(0, 12, count))
+
+
+def _write_csv(path: Path, rows: list[list[str]], encoding: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
 
 
 def _leaf_user(name: str, count: int) -> dict[str, Any]:

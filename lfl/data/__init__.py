@@ -1,5 +1,6 @@
 """Data of N clients: sources, partitioners, batch transforms, and the data module that joins them."""
 
+from lfl.data.ag_news_source import AGNewsSource
 from lfl.data.base import Batch, FederatedData
 from lfl.data.collate import PadCollate
 from lfl.data.datamodule import FederatedDataModule
@@ -18,6 +19,7 @@ from lfl.data.partitioners import (
     QuantitySkewPartitioner,
     ShardPartitioner,
 )
+from lfl.data.sent140_source import Sent140Source
 from lfl.data.size_partitioners import LogNormalPartitioner, UniformSizesPartitioner
 from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source
 from lfl.data.torchvision_source import TorchvisionSource
@@ -25,6 +27,7 @@ from lfl.data.transforms import BatchTransform, Normalize, RandomCrop, RandomHor
 
 __all__ = [
     "MNIST5000",
+    "AGNewsSource",
     "Batch",
     "BatchTransform",
     "ClassesPerClientPartitioner",
@@ -47,6 +50,7 @@ __all__ = [
     "QuantitySkewPartitioner",
     "RandomCrop",
     "RandomHorizontalFlip",
+    "Sent140Source",
     "ShardPartitioner",
     "Source",
     "TensorData",
