@@ -127,6 +127,9 @@ def test_subspace_methods_train_adapters(tmp_path: Path, folder: str, method: An
 def test_a_gpt_without_adapters_is_trained_whole(tmp_path: Path, folder: str) -> None:
     model = model_of(lora=None, lr=0.01)
     trainer = fit(tmp_path, folder, model, max_rounds=2)
+    # Vectors of tokens (the head too) and of places; queries, keys and values, the layer behind them, two of the MLP;
+    # three normalisations.
+    assert trainer.layout.dim == 2 * 32 * 16 + (17 * 48 + 17 * 16 + 17 * 64 + 65 * 16) + 3 * 2 * 16
     assert trainer.layout.dim == sum(parameter.numel() for parameter in model.parameters())
     assert value_of(trainer, "train/loss") < 3.4
 

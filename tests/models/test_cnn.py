@@ -1,9 +1,11 @@
 """McMahan's CNN."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from both_engines import trained_by_both
 from torch import nn
 
 from lfl.models import Backbone, McMahanCNN
@@ -38,6 +40,7 @@ def test_smallest_images_are_accepted() -> None:
         (lambda: McMahanCNN(in_channels=1, image_size=28, padding=0), 582_026),
         (lambda: McMahanCNN(in_channels=3, image_size=32, padding=0), 878_538),
         (lambda: McMahanCNN(in_channels=3, image_size=32, padding=0, num_classes=100), 924_708),
+        (lambda: McMahanCNN(in_channels=3, image_size=64, padding=0, num_classes=200), 5_694_600),
     ],
 )
 def test_parameter_counts(build: Callable[[], Backbone], count: int) -> None:
@@ -55,3 +58,10 @@ def test_parameter_counts(build: Callable[[], Backbone], count: int) -> None:
 def test_errors(build: Callable[[], Backbone], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_both_engines_train_it_alike(tmp_path: Path) -> None:
+    inputs = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    before, one, other = trained_by_both(lambda: McMahanCNN(image_size=8, num_classes=2), inputs, 2, tmp_path)
+    torch.testing.assert_close(one, other)
+    assert (one != before).any()

@@ -1,7 +1,11 @@
 """LeNet-5."""
 
+import functools
+from pathlib import Path
+
 import pytest
 import torch
+from both_engines import trained_by_both
 
 from lfl.models import LeNet5
 
@@ -37,3 +41,11 @@ def test_units_are_dropped_behind_both_layers() -> None:
 def test_odd_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`image_size=27` of LeNet5 must be a positive even number"):
         LeNet5(image_size=27)
+
+
+def test_both_engines_train_it_alike_with_dropout(tmp_path: Path) -> None:
+    inputs = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    build = functools.partial(LeNet5, image_size=8, num_classes=2, channels=(2, 3), hidden=(5, 4), dropout=0.6)
+    before, one, other = trained_by_both(build, inputs, 2, tmp_path)
+    torch.testing.assert_close(one, other)
+    assert (one != before).any()

@@ -1,13 +1,23 @@
 """Fully connected networks."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from both_engines import trained_by_both
 from torch import nn
 
 from lfl.models import MLP
 
 
-@pytest.mark.parametrize(("settings", "count"), [({}, 199_210), ({"in_features": 784, "hidden": []}, 7_850)])
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 199_210),
+        ({"in_features": 784, "hidden": []}, 7_850),
+        ({"hidden": [512, 256, 64]}, 550_346),  # SRPFL's
+    ],
+)
 def test_parameter_counts(settings: dict, count: int) -> None:
     assert sum(p.numel() for p in MLP(**settings).parameters()) == count
 
@@ -35,3 +45,9 @@ def test_a_layer_by_hand() -> None:
 def test_groups_that_do_not_divide_a_layer() -> None:
     with pytest.raises(ValueError, match=r"`groups=0` must divide the 8 channels"):
         MLP(4, [8], norm="group", groups=0)
+
+
+def test_both_engines_train_it_alike(tmp_path: Path) -> None:
+    before, one, other = trained_by_both(lambda: MLP(6, [5, 4, 3], 2), torch.rand(16, 6).double(), 2, tmp_path)
+    torch.testing.assert_close(one, other)
+    assert (one != before).any()
