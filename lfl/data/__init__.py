@@ -22,6 +22,7 @@ from lfl.data.partitioners import (
 from lfl.data.sent140_source import Sent140Source
 from lfl.data.size_partitioners import LogNormalPartitioner, UniformSizesPartitioner
 from lfl.data.sources import MNIST5000, DatasetSource, Digits, Source
+from lfl.data.tiny_imagenet_source import TinyImageNetSource
 from lfl.data.torchvision_source import TorchvisionSource
 from lfl.data.transforms import BatchTransform, Normalize, RandomCrop, RandomHorizontalFlip, ToFloat
 
@@ -54,6 +55,7 @@ __all__ = [
     "ShardPartitioner",
     "Source",
     "TensorData",
+    "TinyImageNetSource",
     "ToFloat",
     "TorchvisionSource",
     "UniformSizesPartitioner",
