@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import yaml
 from contract.methods import also
-from published_files import read_mnist_once, write_cifar, write_mnist_like
+from published_files import (
+    read_mnist_once,
+    write_ag_news,
+    write_cifar,
+    write_glove,
+    write_leaf,
+    write_mnist_like,
+    write_sent140,
+    write_tiny_imagenet,
+)
 
 from lfl.__main__ import main
 from tools.toy_text import write as write_text
@@ -19,8 +28,14 @@ REPOSITORY = Path(__file__).parent.parent
 SWEEP = "configs/sweeps/ssf.yaml"
 CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").rglob("*.yaml"))
 RUNNABLE = [name for name in CONFIGS if name != SWEEP]
-# Of a paper's settings, of which some take 8 s, the fast part trains the one with the most parts.
-FAST = ("/flss/sign_ef_flss.yaml", "/srpfl/fedrep_srpfl.yaml")
+# Of a paper's settings, of which some take a minute, the fast part has that with the most parts, and some data sets.
+FAST = (
+    "/flss/sign_ef_flss.yaml",
+    "/srpfl/fedrep_srpfl.yaml",
+    "/flss/ag_news.yaml",
+    "/srpfl/femnist.yaml",
+    "/srpfl/sent140.yaml",
+)
 BIG = [name for name in RUNNABLE if name.startswith("configs/papers/") and not name.endswith(FAST)]
 BIG += ["configs/cifar100_resnet18.yaml"]
 BIG += ["configs/fedbabu.yaml"]  # parts and fine-tuning of fedrep.yaml and fedavg_finetuned.yaml
@@ -34,8 +49,6 @@ FEWER = [
 # What makes the rounds of a config long, or needs many examples, where it has such a setting.
 LESS_WORK = {
     "clients_per_round": "--trainer.participation.clients_per_round=2",
-    "least": "--trainer.participation.least=2",
-    "classes_per_client": "--data.partitioner.init_args.classes_per_client=3",
     "preset": "--trainer.callbacks.init_args.server_steps=3",
     "local_epochs": "--trainer.local_epochs=1",
     "fine_tune": "--trainer.callbacks.init_args.max_clients=5",
@@ -43,8 +56,16 @@ LESS_WORK = {
 # The convex problems say themselves who takes part and how many steps are taken.
 FEWER_OF_PROBLEMS = [option for option in FEWER if "participation" not in option and "local_epochs" not in option]
 PROBLEM_METRICS = {"matrix": "val_error", "robust": "val_relative_gradient_norm"}
-# The published sets are replaced by a few random images, which 100 clients cannot share.
-FEW_IMAGES = ["--data.num_clients=4", "--data.batch_size=4", "--trainer.engine=sequential"]
+# The published sets are replaced by a few random examples, which 100 clients cannot share, and 10 those of 200 classes.
+FEW_EXAMPLES = ["--data.num_clients=4", "--data.batch_size=4", "--trainer.engine=sequential"]
+FEW_OF_MANY_CLASSES = ["--data.num_clients=10", "--data.batch_size=20", "--data.num_workers=1", *FEW_EXAMPLES[2:]]
+# Sizes of data that these few do not have, where a config asks for them.
+LESS_DATA = {
+    " num_examples: 1": "--data.num_examples=20",
+    " min_examples: 1": "--data.source.init_args.min_examples=6",
+    " least: 1": "--data.partitioner.init_args.least=8",
+    " spread: 5": "--data.partitioner.init_args.spread=2",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -66,16 +87,40 @@ def first_line(name: str) -> list[str]:
 
 def fewer(arguments: list[str]) -> list[str]:
     """Overrides for a command that make two short rounds of it."""
-    texts = "".join((REPOSITORY / word).read_text() for word in arguments if word.startswith("configs/"))
+    texts = texts_of(arguments)
     # Some aggregators need more than two clients.
     is_robust = any(f"lfl.aggregation.{name}\n" in texts for name in ("Krum", "TrimmedMean"))
     # Where participations are nested, it is the inner one that draws.
     inner = ".init_args.participation" if "HeldOutParticipation" in texts else ""
     less = LESS_WORK | {"clients_per_round": f"--trainer.participation{inner}.clients_per_round=2"}
     less |= {"clients_per_round": "--trainer.participation.clients_per_round=5"} if is_robust else {}
+    if "VaryingParticipation" in texts:
+        less["least"] = "--trainer.participation.least=2"
+    # Each class needs a client, and a client can have no more classes than there are.
+    classes = 20 if "TinyImageNetSource" in texts else 2 if "LogNormalPartitioner" in texts else 3
+    less["classes_per_client"] = f"--data.partitioner.init_args.classes_per_client={classes}"
     if " local_phases:" in texts:  # phases have epochs of their own
         less = {setting: override for setting, override in less.items() if setting != "local_epochs"}
-    return FEWER + [override for setting, override in less.items() if f" {setting}:" in texts]
+    found = [override for setting, override in less.items() if f" {setting}:" in texts]
+    return FEWER + [override for override in found if not _is_of_another_partitioner(override, texts)]
+
+
+def _is_of_another_partitioner(override: str, texts: str) -> bool:
+    """Whether it is for the partitioner of the base, in whose place a file behind it puts one without arguments."""
+    return ".partitioner." in override and "NaturalPartitioner" in texts
+
+
+def texts_of(arguments: list[str]) -> str:
+    """What stands in all configs of a command."""
+    return "".join((REPOSITORY / word).read_text() for word in arguments if word.startswith("configs/"))
+
+
+def few_examples(arguments: list[str]) -> list[str]:
+    """Overrides for a command whose data set is replaced by a few examples."""
+    texts = texts_of(arguments)
+    few = FEW_OF_MANY_CLASSES if "TinyImageNetSource" in texts else FEW_EXAMPLES
+    less = [override for setting, override in LESS_DATA.items() if setting in texts]
+    return few + [override for override in less if not _is_of_another_partitioner(override, texts)]
 
 
 def source_of(arguments: list[str]) -> Any:
@@ -92,8 +137,19 @@ def write_data(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
     if source["class_path"].endswith("HuggingFaceSource"):
         write_text(source["init_args"]["path"], train=4, test=2)
         return False  # few and short: its clients stay as they are
-    dataset, root = source["init_args"]["dataset"], Path(source["init_args"]["root"])
-    if dataset.startswith("CIFAR"):
+    root = Path(source["init_args"]["root"])
+    kind = source["class_path"].rpartition(".")[2]
+    dataset = source["init_args"].get("dataset", kind)
+    if kind == "TinyImageNetSource":
+        write_tiny_imagenet(root)
+    elif kind == "AGNewsSource":
+        write_ag_news(root)
+    elif kind == "Sent140Source":
+        write_sent140(root)
+        write_glove(root, words=9_998)
+    elif kind == "LEAFSource":
+        write_leaf(root, dataset, users=20)
+    elif dataset.startswith("CIFAR"):
         write_cifar(root, monkeypatch, dataset, num_train=20, num_test=4)
     else:
         write_mnist_like(root, dataset, num_train=60, num_test=4)
@@ -109,9 +165,9 @@ def metrics(folder: Path = Path("runs")) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", [also(name) if name in BIG else name for name in RUNNABLE])
 def test_config_runs_by_its_own_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = first_line(name)
-    few_images = FEW_IMAGES if write_data(arguments, monkeypatch) else []
+    few = few_examples(arguments) if write_data(arguments, monkeypatch) else []
 
-    main([*arguments, *fewer(arguments), *few_images])
+    main([*arguments, *fewer(arguments), *few])
 
     rows = metrics()
     assert program == "lfl"

@@ -1,6 +1,8 @@
 """Tiny-ImageNet in its folder."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -118,3 +120,30 @@ def test_a_damaged_image_is_named(root: Path, damage: str) -> None:
     data.setup()
     with pytest.raises(ValueError, match=rf"The image '.*n00000007_0\.JPEG' {said}"):
         data.gather(torch.tensor([[7]]))
+
+
+READS_ALL = """
+import resource, sys
+import torch
+from lfl.data import FederatedDataModule, IIDPartitioner, TinyImageNetSource, ToFloat
+import PIL.Image
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+before = peak()
+source = TinyImageNetSource(sys.argv[1], as_uint8=True)
+data = FederatedDataModule(source, IIDPartitioner(), num_clients=10, train_transforms=[ToFloat()])
+data.setup()
+for _ in data.batches((chunk, None) for chunk in torch.randperm(int(data.client_sizes.sum())).split(50)):
+    pass
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
+    """A quarter of a GB of pixels, which are read once each, in 60 MB."""
+    write_tiny_imagenet(tmp_path, per_class=100)
+    done = subprocess.run([sys.executable, "-c", READS_ALL, tmp_path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 60 * 2**20
