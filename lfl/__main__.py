@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "predict": "Run the server's model on the prediction set, and write predictions.pt into a new run folder.",
     "sweep": "Run `fit` with every combination of several values of its settings.",
     "report": "Compare runs: a page, tables and figures of their folders.",
+    "partition": "Deal the data to clients, and show who has what, without training.",
 }
 
 
@@ -56,7 +57,12 @@ def main(args: list[str] | None = None) -> None:
 
         gc.enable()
 
-        run(args)
+        if args[0] == "partition":
+            from lfl.cli.partition import show_partition
+
+            run(args[1:], show_partition)
+        else:
+            run(args)
     except KeyboardInterrupt:  # before or after the rounds; during them the trainer handles it
         parser.exit(130, "lfl: interrupted\n")
 

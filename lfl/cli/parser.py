@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import MethodType
 from typing import Any, NoReturn
 
@@ -183,24 +184,24 @@ class ResolvingCLI(FederatedCLI):
         del subcommand
 
 
-def run(args: list[str], command_line: type[FederatedCLI] = FederatedCLI) -> FederatedCLI:
-    """Run the command line; ends the process with an exit code if it fails or is stopped.
+def run(args: list[str], command: Callable[[list[str]], Any] = FederatedCLI) -> Any:
+    """Run a command; ends the process with an exit code if it fails or is stopped.
+
+    The exit codes: 1 for a RuntimeError, 2 for wrong settings or files, 130 and 143 for SIGINT and SIGTERM.
 
     Args:
         args: subcommand and settings.
-        command_line: what is made of them.
+        command: what is made of them; ``lfl fit|validate|test|predict``, or another one.
 
     Returns:
-        The command line, whose ``trainer`` has the run.
-
-    The exit codes: 1 for a RuntimeError, 2 for wrong settings or files, 130 and 143 for SIGINT and SIGTERM.
+        What the command gives: the command line, whose ``trainer`` has the run.
     """
     # An installed script does not have the current folder in its path, where users keep their own modules.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     keep_freed_memory()
     try:
-        return command_line(args=args)
+        return command(args)
     except StoppedBySignal:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lfl.data.partition_file import ClientId, PartitionError, read_csv, read_json
+from lfl.data.partition_file import ClientId, PartitionError, read_csv, read_json, write_json
 from lfl.storage.checkpoint_file import write_atomically
 
 _TENSORS = ("train_indices", "train_offsets", "test_indices", "test_offsets")
@@ -75,6 +75,10 @@ class IndexSets:
         if not 0 <= i < len(self):
             raise IndexError(f"There is no client {i}: the partition has {len(self)}, counted from 0.")
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+    def lists(self) -> list[list[int]]:
+        """The positions of each client, as ``from_lists`` takes them."""
+        return [positions.tolist() for positions in self.indices.split(self.sizes.tolist())]
 
     def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The positions of clients ``ids`` [C] as one tensor.
@@ -182,11 +186,16 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the partition to a file; an older file stays until the new one is complete.
+        """Writes the partition to a file, as JSON if it ends so; an older file stays until the new one is complete.
+
+        JSON has neither names of classes nor ids of users.
 
         Raises:
             OSError: the file cannot be written; for a full disk the message says how much space there is.
         """
+        if Path(path).suffix.lower() == ".json":
+            write_json(Path(path), self.train.lists(), self.test.lists())
+            return
         names: dict[str, Any] = {}
         if self.users is not None:
             names["users"] = [list(ids) for ids in self.users]

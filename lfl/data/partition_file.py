@@ -49,6 +49,21 @@ def read_json(path: Path) -> WrittenPartition:
     return _numbered(path, *(_by_client(path, splits.get(name, {})) for name in ("train", "test")))
 
 
+def write_json(path: Path, train: list[list[int]], test: list[list[int]]) -> None:
+    """Write what ``read_json`` reads, clients by their numbers; an older file stays until the new one is complete.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    splits = {
+        name: {str(client): positions for client, positions in enumerate(sets)}
+        for name, sets in (("train", train), ("test", test))
+    }
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_text(json.dumps(splits), encoding="utf-8")
+    beside.replace(path)
+
+
 def read_csv(path: Path) -> WrittenPartition:
     """Read a CSV file with a header or, for ``client,index``, without one.
 

@@ -81,6 +81,12 @@ def test_plot_writes_a_picture(tmp_path):
     assert (tmp_path / "mix.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_saved_as_json_it_has_the_same_positions(tmp_path):
+    partition().save(tmp_path / "partition.json")
+    loaded = Partition.load(tmp_path / "partition.json")
+    assert loaded.fingerprint() == partition().fingerprint()
+
+
 def test_names_are_saved_too(tmp_path):
     named = Partition(partition().train, partition().test, ((7, 9), ("a",), ()), ("cat", "dog"))
     named.save(tmp_path / "partition.pt")

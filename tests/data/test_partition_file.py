@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lfl.data import Partition
-from lfl.data.partition_file import PartitionError, read_csv, read_json
+from lfl.data.partition_file import PartitionError, read_csv, read_json, write_json
 
 
 def json_file(folder: Path, content: Any) -> Path:
@@ -98,3 +98,11 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"\xff\xfe\x00\x80")
         with pytest.raises(PartitionError, match="or damaged"):
             read(tmp_path / name)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "partition.json"
+    write_json(path, [[3, 1], [], [0]], [[], [2], []])
+    found = read_json(path)
+    assert (found.train, found.test, found.ids) == ([[3, 1], [], [0]], [[], [2], []], None)
+    assert [file.name for file in tmp_path.iterdir()] == ["partition.json"]
