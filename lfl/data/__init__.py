@@ -2,6 +2,7 @@
 
 from lfl.data.ag_news_source import AGNewsSource
 from lfl.data.base import Batch, FederatedData
+from lfl.data.clustered_partitioner import ClusteredDirichletPartitioner
 from lfl.data.collate import PadCollate
 from lfl.data.datamodule import FederatedDataModule
 from lfl.data.examples import TensorData
@@ -32,6 +33,7 @@ __all__ = [
     "Batch",
     "BatchTransform",
     "ClassesPerClientPartitioner",
+    "ClusteredDirichletPartitioner",
     "DatasetSource",
     "Digits",
     "DirichletPartitioner",

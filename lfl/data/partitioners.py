@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lfl.data.partition import IndexSets
-from lfl.data.sampling import ExamplesByClass, compact_labels, deal_by_shares
+from lfl.data.sampling import ExamplesByClass, compact_labels, deal_by_mixes, deal_by_shares, log_gamma
 from lfl.randomness import derive_seed, generator
 
 _HOPELESS = 100  # if a draw leaves more clients than this with too few examples, no other draw is tried
@@ -153,7 +153,7 @@ class DirichletPartitioner(Partitioner):
         owners = torch.empty_like(labels)
         sizes = torch.zeros(num_clients, dtype=torch.int64)
         for members in torch.split(by_class.order, by_class.counts.tolist()):
-            log_shares = _log_gamma(rng, self.alpha, num_clients)
+            log_shares = log_gamma(rng, self.alpha, num_clients)
             if self.balanced:
                 # Some client stays: as long as examples are left, somebody has fewer than n / N.
                 log_shares[sizes * num_clients >= len(labels)] = -math.inf
@@ -194,19 +194,9 @@ class EqualDirichletPartitioner(Partitioner):
         labels = class_labels(targets, self)
         rng = np.random.default_rng(derive_seed(seed, "equal_dirichlet"))
         by_class = ExamplesByClass.shuffled(labels, generator(seed, "equal_dirichlet"))
-        left = by_class.counts.numpy().copy()
-        taken = np.zeros((num_clients, len(left)), dtype=np.int64)
-        concentration = np.full(len(left), self.alpha) if self.per_class else self.alpha * left / left.sum()
-        order = rng.permutation(num_clients)
-        # The first in this order get one more, where the examples cannot be shared equally.
-        sizes = len(labels) // num_clients + (np.arange(num_clients) < len(labels) % num_clients)
-        for client, size in zip(order, sizes, strict=True):
-            taken[client] = _drawn(rng, _log_gamma(rng, concentration, len(left)), left, int(size))
-            left -= taken[client]
-        # Class after class, the shuffled examples go to the clients by what they have drawn.
-        owners = torch.empty_like(labels)
-        owners[by_class.order] = torch.from_numpy(np.concatenate([np.arange(num_clients).repeat(n) for n in taken.T]))
-        return owners
+        counts = by_class.counts.numpy()
+        concentration = np.full(len(counts), self.alpha) if self.per_class else self.alpha * counts / counts.sum()
+        return deal_by_mixes(by_class, num_clients, rng, lambda _: log_gamma(rng, concentration, len(counts)))
 
 
 class ClassesPerClientPartitioner(Partitioner):
@@ -363,33 +353,6 @@ class NaturalPartitioner(Partitioner):
         if num_clients == len(names):
             return group
         return (torch.randperm(len(names), generator=generator(seed, "natural")) % num_clients)[group]
-
-
-def _log_gamma(rng: np.random.Generator, alpha: float | np.ndarray, count: int) -> Tensor:
-    """Draw the logarithms of Gamma(alpha) variates [count].
-
-    G(alpha) = G(alpha + 1) * U^(1/alpha) in distribution, U uniform. For a small alpha the variates underflow to 0, and
-    numpy's own Dirichlet divides 0 by 0; their logarithms do not.
-    """
-    # `log1p(-u)` is log U with U = 1 - u in (0, 1], since u may be 0.
-    boosted = np.log(rng.standard_gamma(alpha + 1, count))
-    return torch.from_numpy(boosted + np.log1p(-rng.random(count)) / alpha)
-
-
-def _drawn(rng: np.random.Generator, log_mix: Tensor, left: np.ndarray, size: int) -> np.ndarray:
-    """Draw ``size`` examples from classes by a mix, no more than are ``left`` [K]; how many of each class [K].
-
-    ``log_mix`` [K] are the logarithms of the classes' shares, but for a constant. What is drawn beyond what is left is
-    drawn again from the other classes.
-    """
-    taken = np.zeros_like(left)
-    while size:
-        # From logarithms each time: shares may be too small for numbers beside that of a class that has run out.
-        shares = log_mix.masked_fill(torch.from_numpy(taken >= left), -math.inf).softmax(0).numpy()
-        drawn = np.minimum(rng.multinomial(size, shares), left - taken)
-        taken += drawn
-        size -= int(drawn.sum())
-    return taken
 
 
 def class_labels(targets: Tensor, partitioner: Partitioner) -> Tensor:

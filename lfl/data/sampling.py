@@ -1,7 +1,10 @@
 """What partitioners share: examples sorted by class, and shares of clients turned into whole examples."""
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,3 +73,62 @@ def compact_labels(labels: Tensor) -> tuple[Tensor, Tensor]:
     """The different values of ``labels`` [n] in ascending order, and for each entry the index of its value [n]."""
     values, index = torch.unique(labels, return_inverse=True)
     return values, index
+
+
+def log_gamma(rng: np.random.Generator, alpha: float | np.ndarray, count: int) -> Tensor:
+    """Draw the logarithms of Gamma(alpha) variates [count].
+
+    G(alpha) = G(alpha + 1) * U^(1/alpha) in distribution, U uniform. For a small alpha the variates underflow to 0, and
+    numpy's own Dirichlet divides 0 by 0; their logarithms do not.
+    """
+    # `log1p(-u)` is log U with U = 1 - u in (0, 1], since u may be 0.
+    boosted = np.log(rng.standard_gamma(alpha + 1, count))
+    return torch.from_numpy(boosted + np.log1p(-rng.random(count)) / alpha)
+
+
+def deal_by_mixes(
+    by_class: ExamplesByClass, num_clients: int, rng: np.random.Generator, log_mix_of: Callable[[int], Tensor]
+) -> Tensor:
+    """Deal all examples to clients of equal sizes, which draw from the classes by mixes of their own.
+
+    Clients are served in random order. When a class has run out, the rest of a client's examples are drawn by its mix
+    of the classes that are left.
+
+    Args:
+        by_class: the examples, of K classes.
+        num_clients: number of clients (N).
+        rng: of the draws.
+        log_mix_of: to the logarithms of a client's shares of the classes [K], but for a constant; called once a client.
+
+    Returns:
+        The client of each example, [n] int64.
+    """
+    left = by_class.counts.numpy().copy()
+    count = int(left.sum())
+    taken = np.zeros((num_clients, len(left)), dtype=np.int64)
+    order = rng.permutation(num_clients)
+    # The first in this order get one more, where the examples cannot be shared equally.
+    sizes = count // num_clients + (np.arange(num_clients) < count % num_clients)
+    for client, size in zip(order.tolist(), sizes.tolist(), strict=True):
+        taken[client] = _drawn(rng, log_mix_of(client), left, size)
+        left -= taken[client]
+    # Class after class, the shuffled examples go to the clients by what they have drawn.
+    owners = torch.empty_like(by_class.order)
+    owners[by_class.order] = torch.from_numpy(np.concatenate([np.arange(num_clients).repeat(n) for n in taken.T]))
+    return owners
+
+
+def _drawn(rng: np.random.Generator, log_mix: Tensor, left: np.ndarray, size: int) -> np.ndarray:
+    """Draw ``size`` examples from classes by a mix, no more than are ``left`` [K]; how many of each class [K].
+
+    ``log_mix`` [K] are the logarithms of the classes' shares, but for a constant. What is drawn beyond what is left is
+    drawn again from the other classes.
+    """
+    taken = np.zeros_like(left)
+    while size:
+        # From logarithms each time: shares may be too small for numbers beside that of a class that has run out.
+        shares = log_mix.masked_fill(torch.from_numpy(taken >= left), -math.inf).softmax(0).numpy()
+        drawn = np.minimum(rng.multinomial(size, shares), left - taken)
+        taken += drawn
+        size -= int(drawn.sum())
+    return taken

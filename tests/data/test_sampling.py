@@ -1,9 +1,10 @@
 """Examples sorted by class, and shares turned into whole examples."""
 
+import numpy as np
 import pytest
 import torch
 
-from lfl.data.sampling import ExamplesByClass, compact_labels, deal_by_shares
+from lfl.data.sampling import ExamplesByClass, compact_labels, deal_by_mixes, deal_by_shares, log_gamma
 
 
 def test_shuffled_examples_are_sorted_by_class() -> None:
@@ -46,3 +47,29 @@ def test_a_share_is_rounded_up_or_down_by_the_start() -> None:
 def test_labels_are_numbered_in_ascending_order() -> None:
     values, index = compact_labels(torch.tensor([5, -1, 5, 8]))
     assert (values.tolist(), index.tolist()) == ([-1, 5, 8], [1, 0, 1, 2])
+
+
+def test_logarithms_of_gamma_variates() -> None:
+    rng = np.random.default_rng(0)
+    drawn = log_gamma(rng, 2.0, 20_000).exp()
+    assert float(drawn.mean()) == pytest.approx(2, rel=0.03)
+    assert float(drawn.var()) == pytest.approx(2, rel=0.06)
+    assert log_gamma(rng, 1e-6, 100).isfinite().all()  # exp of which would be 0
+
+
+def test_clients_draw_by_their_mixes_until_a_class_has_run_out() -> None:
+    labels = torch.arange(40) % 2
+    by_class = ExamplesByClass.shuffled(labels, torch.Generator().manual_seed(0))
+    asked = []
+
+    def log_mix_of(client: int) -> torch.Tensor:
+        asked.append(client)
+        return torch.tensor([0.0, -1000.0] if client < 3 else [-1000.0, 0.0])
+
+    owners = deal_by_mixes(by_class, 4, np.random.default_rng(0), log_mix_of)
+    counts = torch.stack([torch.bincount(labels[owners == client], minlength=2) for client in range(4)])
+    assert sorted(asked) == [0, 1, 2, 3]
+    assert counts.sum(1).tolist() == [10] * 4
+    # The two of the first three who come first have all of class 0; the other one has what is left.
+    assert sorted(counts[:3, 0].tolist()) == [0, 10, 10]
+    assert counts[3].tolist() == [0, 10]
