@@ -2,6 +2,7 @@
 
 from lfl.data.ag_news_source import AGNewsSource
 from lfl.data.base import Batch, FederatedData
+from lfl.data.client_changes import ClientChange, ClientColour, ClientLabelNoise, ClientNoise, ClientRotation
 from lfl.data.clustered_partitioner import ClusteredDirichletPartitioner
 from lfl.data.collate import PadCollate
 from lfl.data.datamodule import FederatedDataModule
@@ -33,6 +34,11 @@ __all__ = [
     "Batch",
     "BatchTransform",
     "ClassesPerClientPartitioner",
+    "ClientChange",
+    "ClientColour",
+    "ClientLabelNoise",
+    "ClientNoise",
+    "ClientRotation",
     "ClusteredDirichletPartitioner",
     "DatasetSource",
     "Digits",

@@ -1,6 +1,5 @@
 """The data module of a federation: one data set, split among N clients by a partitioner."""
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,12 +12,12 @@ from typing_extensions import override
 
 from lfl.arguments import check_number, fresh_default, lazy_default
 from lfl.data.base import Batch, FederatedData
+from lfl.data.client_changes import ClientChange, changed
 from lfl.data.examined import examined
 from lfl.data.examples import Examples, merged
-from lfl.data.matching import keeps_groups_whole, match_groups, match_label_mix, split_each
+from lfl.data.matching import keeps_groups_whole, match_groups, match_label_mix, split_each, users_of
 from lfl.data.partition import IndexSets, Partition
 from lfl.data.partitioners import DirichletPartitioner, Partitioner
-from lfl.data.sampling import compact_labels
 from lfl.data.sources import MNIST5000, Source
 from lfl.data.stores import Loader, PartStore, Store, make_store
 from lfl.data.transforms import BatchTransform
@@ -53,6 +52,7 @@ class FederatedDataModule(FederatedData):
             share of its own, drawn at random, as PFLlib does with 0.25; the server is tested on all of those.
             Positions, of a partition file too, are then those of the merged set, training examples first. None for the
             source's own test set.
+        client_changes: changes of clients' examples that differ from client to client, in order; made once.
 
     Attributes:
         classes: name of each class, by label, where the data's labels are names.
@@ -86,6 +86,7 @@ class FederatedDataModule(FederatedData):
         num_workers: NonNegativeInt = 0,
         num_examples: PositiveInt | None = None,
         client_test_fraction: float | None = None,
+        client_changes: Sequence[ClientChange] = (),
     ) -> None:
         super().__init__()
         self.source = fresh_default(source)
@@ -101,6 +102,7 @@ class FederatedDataModule(FederatedData):
         self.num_workers = num_workers
         self.num_examples = num_examples
         self.client_test_fraction = client_test_fraction
+        self.client_changes = client_changes
         self.num_classes = self.source.num_classes
         self._passes = 0  # over the pooled data, without a trainer to count epochs
         self._workers: Workers | None = None
@@ -129,19 +131,21 @@ class FederatedDataModule(FederatedData):
         train, test = examined(train, test, self.num_classes, type(self.source).__name__, format=self.source.format)
         if self.client_test_fraction is not None:
             train = merged(train, test)
-        is_classes = train.targets.dim() == 1 and not train.targets.is_floating_point()
-        self.train_labels = train.targets if is_classes else None
         held_out, kept = self._hold_out(len(train))
         self._workers = Workers(self.num_workers) if self.num_workers else None
         if self.client_test_fraction is None:
             self.partition = self._partition(train, kept, test)
+            train, test = self._changed(train, "train"), self._changed(test, "test")
             self._stores = {"train": self._store(train, self.train_transforms), "test": self._store(test)}
         else:
             self.partition = self._partition_of_pool(train, kept, self.client_test_fraction)
+            train = self._changed(self._changed(train, "train"), "test")
             self._stores = {
                 "train": self._store_of_part(train, self.partition.train, self.train_transforms),
                 "test": self._store_of_part(train, self.partition.test),
             }
+        is_classes = train.targets.dim() == 1 and not train.targets.is_floating_point()
+        self.train_labels = train.targets if is_classes else None
         self._stores["val"] = self._store(train.subset(held_out)) if len(held_out) else self._stores["test"]
 
     @override
@@ -188,7 +192,8 @@ class FederatedDataModule(FederatedData):
     @override
     def describe(self) -> dict[str, int | float | str]:
         chosen = self.partition_path or repr(self.partitioner)
-        return {"data": repr(self.source), **super().describe(), "partitioner": chosen}
+        changes = {"client_changes": repr([*self.client_changes])} if self.client_changes else {}
+        return {"data": repr(self.source), **super().describe(), "partitioner": chosen, **changes}
 
     @override
     def train_dataloader(self) -> Loader:
@@ -253,14 +258,14 @@ class FederatedDataModule(FederatedData):
             if found is not None and len(found.test.indices)
             else self._deal_test(sets, train, test, by_groups)
         )
-        users = _users_of(sets, train) if by_groups else None
+        users = users_of(sets, train) if by_groups else None
         return Partition(sets, dealt, users if found is None or found.users is None else found.users, train.classes)
 
     def _partition_of_pool(self, pool: Examples, kept: Tensor, fraction: float) -> Partition:
         """Load or make the partition of the examples at positions ``kept``, and of each client's own test examples."""
         found = self._load_partition_of_pool(pool, kept) if self.partition_path else None
         sets = self._deal(pool, kept) if found is None else found.train
-        users = _users_of(sets, pool) if self._consists_of_groups(sets, pool) else None
+        users = users_of(sets, pool) if self._consists_of_groups(sets, pool) else None
         if found is None or not len(found.test.indices):
             train, test = split_each(sets, fraction, self.seed)
         else:
@@ -358,6 +363,9 @@ class FederatedDataModule(FederatedData):
         positions = part.indices.sort().values
         return PartStore(self._store(pool.subset(positions), transforms), positions, len(pool))
 
+    def _changed(self, data: Examples, part: str) -> Examples:
+        return changed(data, getattr(self.partition, part), self.client_changes, self.seed, part)
+
     def _of(self, name: str) -> Store:
         if not self._stores:
             raise RuntimeError(f"{type(self).__name__} has no data yet: call `setup` first.")
@@ -381,17 +389,6 @@ class FederatedDataModule(FederatedData):
         for transform in self.test_transforms:
             if transform.draws:
                 raise ValueError(f"`test_transforms` holds {transform!r}, which is random; testing must not be.")
-
-
-def _users_of(sets: IndexSets, train: Examples) -> tuple[tuple[int | str, ...], ...]:
-    """Ids of the natural groups of each client's training examples, ascending."""
-    assert train.groups is not None
-    ids, group = compact_labels(train.groups[sets.indices])
-    pairs = torch.unique(sets.owners * len(ids) + group)  # of client and group, in this order
-    counts = torch.bincount(pairs // max(len(ids), 1), minlength=len(sets)).tolist()
-    owned = iter(ids[pairs % len(ids)].tolist())
-    rows = [tuple(itertools.islice(owned, count)) for count in counts]
-    return tuple(tuple(train.users[i] for i in row) if train.users else row for row in rows)
 
 
 def _say_how_many_are_left(count: int, total: int, kind: str, reason: str) -> None:

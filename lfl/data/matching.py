@@ -1,8 +1,11 @@
 """Test sets that match training sets: whose test examples are whose, given who trains on what."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
+from lfl.data.examples import Examples
 from lfl.data.partition import IndexSets
 from lfl.data.sampling import ExamplesByClass, compact_labels
 from lfl.randomness import generator
@@ -117,6 +120,22 @@ def keeps_groups_whole(train: IndexSets, groups: Tensor) -> bool:
     _, group, counts = torch.unique(groups[train.indices], return_inverse=True, return_counts=True)
     pairs = torch.unique(group * len(train) + train.owners)
     return len(train) > 1 and len(pairs) == len(counts) and bool((counts > 1).any())
+
+
+def users_of(sets: IndexSets, train: Examples) -> tuple[tuple[int | str, ...], ...]:
+    """Ids of the natural groups of each client's training examples, ascending; names where they have some.
+
+    Args:
+        sets: training examples of each client.
+        train: the training set, which has groups.
+    """
+    assert train.groups is not None
+    ids, group = compact_labels(train.groups[sets.indices])
+    pairs = torch.unique(sets.owners * len(ids) + group)  # of client and group, in this order
+    counts = torch.bincount(pairs // max(len(ids), 1), minlength=len(sets)).tolist()
+    owned = iter(ids[pairs % len(ids)].tolist())
+    rows = [tuple(itertools.islice(owned, count)) for count in counts]
+    return tuple(tuple(train.users[i] for i in row) if train.users else row for row in rows)
 
 
 def _labels_or_zeros(targets: Tensor) -> Tensor:
