@@ -87,7 +87,7 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--trainer.max_round 3", "unknown argument `--trainer.max_round`; did you mean `--trainer.max_rounds`?"),
         ("--trainer.max_r=3", "unknown argument `--trainer.max_r`; did you mean `--trainer.max_rounds`?"),
         ("--max_rounds=3", "unknown argument `--max_rounds`; did you mean `--trainer.max_rounds`?"),
-        ("--alpha=3", "`--alpha`; it is an argument of ClientMomentum, DirichletPartitioner, "),
+        ("--alpha=3", "`--alpha`; it is an argument of ClientMomentum, ClusteredDirichletPartitioner, "),
         ("extra", "unknown argument `extra`."),
         ("--trainer.max_rounds", "argument --trainer.max_rounds: expected one argument."),
         ("--trainer.max_rounds abc", "`trainer.max_rounds=abc` must be a whole number of at least 0."),
