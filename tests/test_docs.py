@@ -115,6 +115,18 @@ def test_every_block_runs_in_order(document: str, monkeypatch: pytest.MonkeyPatc
             monkeypatch.delitem(sys.modules, name)
 
 
+@pytest.mark.usefixtures("_users_folder")
+@pytest.mark.parametrize("example", sorted((REPOSITORY / "docs/examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As scripts, on fewer rounds; as notebooks by jupytext, whose cells and heads they have."""
+    text = example.read_text()
+    assert text.startswith("# ---\n# jupyter:\n#   jupytext:\n")
+    assert "format_name: percent" in text
+    exec(compile(text.replace("ROUNDS = 20", "ROUNDS = 2"), str(example), "exec"), {"__name__": "__main__"})
+    assert "Scaffold" in capsys.readouterr().out
+    assert Path("three_methods.pdf").read_bytes().startswith(b"%PDF")
+
+
 def test_ci_takes_the_first_two_commands_from_readme() -> None:
     bash = shutil.which("bash")
     assert bash is not None

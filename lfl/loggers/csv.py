@@ -13,14 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
 from lfl.storage.checkpoint_file import write_error
+from lfl.storage.fingerprint import describe
 
 METRICS_FILE = "metrics.csv"
 TIMING_FILE = "timing.csv"
+HPARAMS_FILE = "hparams.yaml"
+CONFIG_FILE = "config.yaml"  # the command line's
 TIMING_PREFIX = "time/"
 
 _ROUND = "round"
@@ -29,7 +33,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
 class CSVLogger(Logger):
-    """Writes one row per round to ``metrics.csv``, and measured times to ``timing.csv``.
+    """Writes one row per round to ``metrics.csv``, and measured times to ``timing.csv``; settings to ``hparams.yaml``.
 
     What is logged of a round in several calls, one after another, is one row.
     Each row is written at once, without a buffer, so a run that is killed keeps every round that it finished. A metric
@@ -103,8 +107,21 @@ class CSVLogger(Logger):
             table.waiting = [(int(step), dict(metrics)) for step, metrics in state.get(name, ())]
 
     @override
+    @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        del params, args, kwargs  # the run's config.yaml has them
+        """Write the settings to ``hparams.yaml``, as Lightning's logger does; not beside a command line's own file."""
+        del args, kwargs
+        if (self.directory / CONFIG_FILE).exists():
+            return
+        settings = describe(vars(params) if isinstance(params, Namespace) else params)
+        path = self.directory / HPARAMS_FILE
+        beside = path.with_suffix(f".{os.getpid()}")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+            beside.replace(path)
+        except OSError as error:
+            raise write_error(error, path) from error
 
     @rank_zero_only
     def continue_from(self, directory: str | Path, last_round: int) -> None:

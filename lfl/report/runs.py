@@ -14,10 +14,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from lfl.report.settings import MAX_ROUNDS, METHOD, Setting, flatten, is_seed
+from lfl.report.settings import MAX_ROUNDS, METHOD, Setting, flatten, is_seed, of_description
 from lfl.reporting.formats import DOWN, UP
 
 CONFIG, METRICS, TIMING = "config.yaml", "metrics.csv", "timing.csv"
+HPARAMS = "hparams.yaml"  # of a run that was made from Python
 SECONDS, TRAINING = "time/round_s", "time/train_s"
 _STOPPING = ("EarlyStopping", "Timer")  # callbacks by which a run may end before its last round
 # The parser in C is ten times as fast, where PyYAML was built with it.
@@ -134,10 +135,10 @@ def read(path: Path) -> Run:
     Raises:
         ReportError: a file in it is damaged.
     """
-    config = _read_config(path / CONFIG)
+    config = _read_config(path / CONFIG) or of_description(_read_config(path / HPARAMS))
     settings = flatten(config)
     if not config:
-        settings = {"folder": path.name}  # from Python, without the command line: nothing else tells it from others
+        settings = {"folder": path.name}  # nothing else tells it from others
     return Run(
         path,
         {key: value for key, value in settings.items() if not is_seed(key)},

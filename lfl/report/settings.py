@@ -21,6 +21,7 @@ _OUTSIDE = (
     "ckpt_path",
     "config",
     "trainer.checkpoint",
+    "trainer.checkpointing",
     "trainer.default_root_dir",
     "trainer.enable_progress_bar",
     "trainer.logger",
@@ -44,6 +45,30 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Setting]:
         for key, value in _walk(config, "")
         if not any(key == outside or key.startswith(f"{outside}.") for outside in _OUTSIDE)
     }
+
+
+def of_description(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's own description of its settings, its ``hparams.yaml``, in the form of a ``config.yaml``.
+
+    >>> of_description({"trainer": {"seed": 1}, "callbacks": [{"class": "lfl.callbacks.Proximal", "mu": 0.1}]})
+    {'trainer': {'seed': 1, 'callbacks': [{'class_path': 'lfl.callbacks.Proximal', 'init_args': {'mu': 0.1}}]}}
+    """
+    if not description:
+        return {}
+    found: dict[str, Any] = {key: _classes(value) for key, value in description.items() if key != "callbacks"}
+    found["trainer"] = {**found.get("trainer", {}), "callbacks": _classes(description.get("callbacks", []))}
+    # Which examples the partition drew follows from its seed.
+    found.get("data", {}).get("init_args", {}).pop("partition", None)
+    return found
+
+
+def _classes(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_classes(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    members = {key: _classes(entry) for key, entry in value.items() if key != "class"}
+    return {"class_path": value["class"], "init_args": members} if "class" in value else members
 
 
 def is_seed(key: str) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from lfl.loggers import CSVLogger, read_rows
 
@@ -195,3 +196,15 @@ def test_a_failed_rewrite_leaves_the_file_and_no_rest(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
     logger.log_metrics({"a": 0.125, "b": 2.0}, step=3)
     assert (tmp_path / "metrics.csv").read_text() == "round,a,b\n1,0.5,\n2,0.25,1.0\n3,0.125,2.0\n"
+
+
+def test_settings_are_written_unless_the_command_line_has(tmp_path: Path) -> None:
+    settings = {"trainer": {"max_rounds": 3}, "model": Path("net.py"), "rates": (0.1, 0.2)}
+    CSVLogger(tmp_path / "python").log_hyperparams(settings)
+    written = yaml.safe_load((tmp_path / "python" / "hparams.yaml").read_text())
+    assert written["trainer"] == {"max_rounds": 3}
+    assert written["rates"] == [0.1, 0.2]
+    assert [path.name for path in (tmp_path / "python").iterdir()] == ["hparams.yaml"]
+    (tmp_path / "config.yaml").write_text("trainer: {}")
+    CSVLogger(tmp_path).log_hyperparams(settings)
+    assert not (tmp_path / "hparams.yaml").exists()

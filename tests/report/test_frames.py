@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from run_folders import make_comparison
 
+from lfl import FederatedTrainer
+from lfl.callbacks import Proximal
+from lfl.data import Digits, FederatedDataModule
+from lfl.models import MLP, Classifier
 from lfl.report import load
 
 
@@ -31,3 +35,22 @@ def test_neither_torch_nor_lightning_is_imported(tmp_path: Path) -> None:
     code = f"import sys, lfl.report\nlfl.report.load({str(make_comparison(tmp_path))!r})\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_runs_from_python_are_grouped_by_their_settings(tmp_path: Path) -> None:
+    """Two methods, two seeds each, without a command line's config."""
+    for seed in (0, 1):
+        for name, stack in (("plain", []), ("prox", [Proximal(0.3)])):
+            data = FederatedDataModule(Digits(), num_clients=20, seed=seed)
+            options = {"max_rounds": 1, "seed": seed, "callbacks": stack, "enable_progress_bar": False}
+            FederatedTrainer(**options, default_root_dir=tmp_path / f"{name}{seed}", checkpoint=None).fit(mlp(), data)
+    frame = load(tmp_path)
+    assert sorted(frame["group"].unique()) == ["FedAvg", "Proximal"]
+    assert sorted(frame["seed"].unique()) == ["0", "1"]
+    assert [name for name in frame.columns if name not in ("run", "group", "seed", "round", "metric", "value")] == [
+        "callbacks"
+    ]
+
+
+def mlp() -> Classifier:
+    return Classifier(MLP(in_features=64, hidden=[4]), lr=0.1)
