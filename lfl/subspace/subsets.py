@@ -8,14 +8,26 @@ from torch import Tensor
 from lfl.randomness import fold, random_bits, uniform
 
 
+_ROUNDING = 64  # units in the last place by which numbers differ that are equal but for rounding
+
+
 def mark_largest(values: Tensor, count: int) -> Tensor:
-    """Return where the ``count`` largest numbers of each row are, as masks [..., n]; of equal ones the first ones."""
+    """Return where the ``count`` largest numbers of each row are, as masks [..., n]; of equal ones the first ones.
+
+    Numbers that are at least zero. Floating-point ones are equal where they differ by rounding only: which of two means
+    of the same numbers is larger depends on the order in which they were added.
+    """
     if count == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     # Which of equal ones `torch.topk` takes depends on the device; how large the least of them is does not. A stable
     # sort would tell, too, in several times the time.
     least = values.kthvalue(values.shape[-1] - count + 1, dim=-1, keepdim=True).values
-    is_larger, is_equal = values > least, values == least
+    if values.is_floating_point():
+        rounding = _ROUNDING * torch.finfo(values.dtype).eps
+        is_larger = values > least * (1 + rounding)
+        is_equal = (values >= least * (1 - rounding)) & ~is_larger
+    else:
+        is_larger, is_equal = values > least, values == least
     marked: Tensor = is_larger | (is_equal & (is_equal.cumsum(dim=-1) <= count - is_larger.sum(dim=-1, keepdim=True)))
     return marked
 

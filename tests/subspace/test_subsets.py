@@ -54,3 +54,13 @@ def test_the_largest_are_the_first_of_a_stable_sort(size: int) -> None:
     values = torch.randint(0, 40, (5, 300), generator=torch.Generator().manual_seed(size))
     order = values.argsort(dim=1, descending=True, stable=True)[:, :size]
     assert torch.equal(mark_largest(values, size), torch.zeros_like(values, dtype=torch.bool).scatter(1, order, True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_that_differ_by_rounding_are_equal(dtype: torch.dtype) -> None:
+    """A sum in another order: the first of them is marked, whichever came out larger."""
+    above = 1 + 4 * torch.finfo(dtype).eps
+    for values in ([1.0, above, 0.5], [above, 1.0, 0.5]):
+        assert mark_largest(torch.tensor(values, dtype=dtype), 1).tolist() == [True, False, False]
+    assert mark_largest(torch.tensor([1.0, 1.1, 0.5], dtype=dtype), 1).tolist() == [False, True, False]
+    assert mark_largest(torch.zeros(3, dtype=dtype), 2).tolist() == [True, True, False]
