@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lfl.randomness import fold, random_bits, uniform
 
-
 _ROUNDING = 64  # units in the last place by which numbers differ that are equal but for rounding
 
 
