@@ -47,6 +47,14 @@ class FederatedArgumentParser(LightningArgumentParser):
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
 
     @override
+    def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
+        """Parse; an argument of a class within a class that is null stays null."""
+        # jsonargparse gives the parser of a nested class one argument, and writes the null that it has read as "None".
+        if not self.exit_on_error and isinstance(args, list) and len(args) == 1 and str(args[0]).endswith("=None"):
+            args = [str(args[0]).removesuffix("None") + "null"]
+        return super().parse_args(args, *rest, **options)
+
+    @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and end with exit code 2; with ``LFL_TRACEBACK=1``, raise the error instead."""
         # The parser of a nested class: its error becomes a part of the message of the outermost parser.

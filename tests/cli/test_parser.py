@@ -65,6 +65,18 @@ def test_overrides_reach_into_objects(world: World):
     assert config["lr_scheduler"]["init_args"]["gamma"] == 0.998
 
 
+def test_null_is_null_at_any_depth(world: World):
+    """Of a class, and of one within it whose argument takes texts, for which "None" would be one."""
+    config = printed(
+        world,
+        *["--data.partition_path", "null", "--trainer.system", "null"],
+        *["--data.source=lfl.data.Sent140Source", "--data.source.glove", "null"],
+    )
+    assert config["data"]["init_args"]["partition_path"] is None
+    assert config["data"]["init_args"]["source"]["init_args"]["glove"] is None
+    assert config["trainer"]["system"] is None
+
+
 def test_callbacks_are_replaced_by_an_assignment(world: World):
     name = world.write("two.yaml", lambda c: c["trainer"].update(callbacks=["Proximal", {"class_path": "Scaffold"}]))
     _, out, _ = world.lfl("fit", "--config", name, "--trainer.callbacks=SSF", "--print_config")
