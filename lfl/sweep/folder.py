@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,8 @@ class Sweep:
             content = yaml.safe_load((folder / SWEEP).read_text(encoding="utf-8"))
         except OSError as error:
             raise SweepError(f"{folder} is not the folder of a sweep: {folder / SWEEP} cannot be read.") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise SweepError(f"{folder / SWEEP} is damaged: {' '.join(str(error).split())}.") from error
         try:
             runs = content["runs"].items()
             planned = tuple(PlannedRun(name, run["values"], tuple(run["arguments"])) for name, run in runs)
@@ -108,13 +111,31 @@ def attempts(folder: Path) -> list[Path]:
     return sorted(folder.glob("run_*"))
 
 
+def write_finished(attempt: Path) -> None:
+    """Write ``finished.json`` beside the folder of a run that is through: its name, and the last round it logged."""
+    write_json(attempt.parent / FINISHED, {"folder": attempt.name, "round": _last_round(attempt)})
+
+
 def finished_folder(folder: Path) -> Path | None:
-    """Where the results of a finished run are; None for one that is not finished."""
-    try:
-        content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-    except OSError:
+    """Where the results of a finished run are; None for one that is not finished, or whose results are not whole."""
+    finished = _read_finished(folder)
+    if finished is None:
         return None
-    return folder / str(content["folder"])
+    attempt, last = finished
+    return attempt if attempt.is_dir() and _last_round(attempt) >= last else None
+
+
+def remove_incomplete(folder: Path) -> None:
+    """Remove the results of a run that has finished, unless they are whole, so that they are made again.
+
+    Its last checkpoint has all rounds: going on from there would not bring back those that ``metrics.csv`` lacks.
+    """
+    if finished_folder(folder) is not None:
+        return
+    finished = _read_finished(folder)
+    if finished is not None and finished[0] in attempts(folder):
+        shutil.rmtree(finished[0])
+    (folder / FINISHED).unlink(missing_ok=True)
 
 
 def last_metrics(attempt: Path) -> dict[str, float]:
@@ -163,6 +184,24 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def _read_finished(folder: Path) -> tuple[Path, int] | None:
+    """What ``finished.json`` says; None where there is none, or where it was damaged, as by a power cut."""
+    try:
+        content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        return folder / str(content["folder"]), int(content.get("round", 1))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _last_round(attempt: Path) -> int:
+    """The round of the last whole row of ``metrics.csv``; 0 where there is none."""
+    try:
+        text = (attempt / METRICS).read_text(encoding="utf-8")
+        return int(text[: text.rfind("\n") + 1].splitlines()[-1].partition(",")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _number(cell: str) -> float:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,19 @@ def test_the_same_command_keeps_what_is_finished_and_tries_the_rest(here: World)
         assert out.startswith("2 runs in sweeps/sweep_000, of which 1 are finished\n[2/2] lr=1e30: failed")
     assert (folder / "lr=0.1/log.txt").read_bytes() == kept
     assert [path.name for path in (here.folder / "sweeps").iterdir()] == ["sweep_000"]
+
+
+def test_lost_results_are_made_again(here: World) -> None:
+    sweep(here, "--config", "base.yaml", "--output", "out", "--seed_everything", "0,1,2")
+    folder = here.folder / "out"
+    results = (folder / "results.csv").read_text()
+    shutil.rmtree(folder / "seed_everything=0/run_000")
+    (folder / "seed_everything=1/finished.json").write_text("")
+    out = sweep(here, "--resume", "out")
+    assert out.startswith("3 runs in out, of which 1 are finished\n[2/3] seed_everything=0: finished, round 2/2")
+    # What was damaged went on where nothing was left to do.
+    again = results.replace("seed_everything=1/run_000", "seed_everything=1/run_001")
+    assert (folder / "results.csv").read_text() == again
 
 
 def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
