@@ -64,6 +64,15 @@ def test_names_tell_settings_and_values_apart() -> None:
     assert all(len(name) == 120 for name in long)
 
 
+def test_no_folder_is_hidden(tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text("method: {../../escape: {x: 1}, .hidden: {x: 2}, ..: {x: 3}}\n")
+    assert [run.name for run in combine(read_axes(["--grid", str(path)]))] == ["escape", "hidden", "run"]
+    configs = combine(read_axes(["--config", "../a/x.yaml", "../b/x.yaml"]))
+    assert [run.name for run in configs] == ["a_x.yaml", "b_x.yaml"]
+    assert [run.name for run in combine(read_axes(["--lr", ".5", "5"]))] == ["lr=.5", "lr=5"]
+
+
 def test_a_grid_file_stands_where_it_is_named(tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"
     path.write_text(
