@@ -7,7 +7,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,34 @@ def place_of(sweep: Sweep, output: Path | None, root: Path) -> Path:
         check_writable(root)
         return new_run_folder(root, "sweep")
     if (output / SWEEP).exists():
-        _check_same(Sweep.read(output), sweep, output)
+        check_same(sweep, output)
     elif output.exists() and any(output.iterdir()):
         raise SweepError(f"`--output {output}` holds something else than a sweep: name a new or an empty folder.")
     check_writable(output)
     output.mkdir(parents=True, exist_ok=True)
     return output
+
+
+def check_same(sweep: Sweep, folder: Path) -> None:
+    """Check that a sweep has all runs that its folder was begun with, with the same settings; it may have more.
+
+    Raises:
+        SweepError: it has not.
+    """
+    recorded = Sweep.read(folder)
+    now = sweep.digest_of
+    if missing := [name for name in recorded.digest_of if name not in now]:
+        raise SweepError(
+            f"{folder} holds another sweep, with a run {missing[0]!r} that this one has not: take another `--output`."
+        )
+    if changed := [name for name, digest in recorded.digest_of.items() if now[name] != digest]:
+        before, after = ({run.name: run.arguments for run in of.runs}[changed[0]] for of in (recorded, sweep))
+        said = _differences(before, after)
+        raise SweepError(
+            f"The settings of {changed[0]!r} are not those that {folder} was begun with: "
+            + (said or "a config has changed since, or a default")
+            + ". Put it back, or take another `--output`."
+        )
 
 
 def attempts(folder: Path) -> list[Path]:
@@ -216,15 +238,20 @@ def _is_of(sweep: Sweep, folder: Path) -> bool:
         return False
 
 
-def _check_same(recorded: Sweep, sweep: Sweep, folder: Path) -> None:
-    """Raise SweepError unless ``sweep`` has all recorded runs, with the same settings; it may have more."""
-    now = sweep.digest_of
-    if missing := [name for name in recorded.digest_of if name not in now]:
-        raise SweepError(
-            f"{folder} holds another sweep, with a run {missing[0]!r} that this one has not: take another `--output`."
-        )
-    if changed := [name for name, digest in recorded.digest_of.items() if now[name] != digest]:
-        raise SweepError(
-            f"The settings of {changed[0]!r} are not those that {folder} was begun with: a config has changed since, "
-            "or a default. Put it back, or take another `--output`."
-        )
+def _differences(before: Sequence[str], after: Sequence[str]) -> str:
+    """Name the settings that differ between the arguments of two runs; empty if there are none."""
+    old, new = _by_setting(before), _by_setting(after)
+    changed = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    if changed:
+        values = ((name, *(of.get(name, "not given") for of in (old, new))) for name in changed)
+        return ", ".join(f"`{name}` was {was} and is now {now}" for name, was, now in values)
+    return "" if list(before) == list(after) else "they stand in another order"
+
+
+def _by_setting(arguments: Sequence[str]) -> dict[str, str]:
+    """The values of each setting, in order: a setting may be given several times, as configs are."""
+    found: dict[str, str] = {}
+    for word in arguments:
+        name, _, value = word.partition("=")
+        found[name] = f"{found[name]} {value}" if name in found else value
+    return found

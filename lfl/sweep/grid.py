@@ -88,6 +88,8 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
     axes: list[Axis] = []
     for option, texts in _options(words):
         if option == "grid":
+            if not texts:
+                raise GridError("`--grid` has no value.")
             axes += [axis for text in texts for path in split_values(text) for axis in read_grid_file(Path(path))]
             continue
         values = [value for text in texts for value in _split(option, text)]

@@ -111,6 +111,11 @@ def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
     words = ["--config", "base.yaml", "--output", "out", "--seed_everything"]
     sweep(here, *words, "0", "1")
     assert "3 runs in out, of which 2 are finished" in sweep(here, *words, "0", "1", "2")
+    for also in ([], ["--print"]):
+        message = here.refused("sweep", *words, "0", "1", "2", "--trainer.max_rounds", "3", *also)
+        assert "was begun with: `--trainer.max_rounds` was not given and is now 3. Put it back" in message
+        message = here.refused("sweep", *words, "1", "2", *also)
+        assert message.startswith("out holds another sweep, with a run 'seed_everything=0' that this one has not")
     here.write("base.yaml", lambda config: config["trainer"].update(max_rounds=3))
     for again in ([*words, "0", "1", "2"], ["--resume", "out"]):
         message = here.refused("sweep", *again)
@@ -134,6 +139,7 @@ def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
             "`--print_config` is not for sweeps: `lfl fit --print_config` prints the config of one run.",
         ),
         (["--seed_everything", "0,1", "--resume", "x"], "`--resume` takes all settings from x/sweep.yaml"),
+        (["--seed_everything", "0,1", "--optimizer.lr"], "`--optimizer.lr` has no value."),
         (["--jobs", "0"], "`--jobs 0` must be a whole number of at least 1."),
         (["--jobs", "two"], "argument --jobs: invalid int value: 'two'"),
         (["--seed_everything", "0,1", "--grid", "no.yaml"], "`--grid no.yaml` cannot be read: No such file"),

@@ -10,6 +10,7 @@ from lfl.sweep.folder import (
     Sweep,
     SweepError,
     attempts,
+    check_same,
     finished_folder,
     last_metrics,
     place_of,
@@ -55,6 +56,28 @@ def test_the_same_sweep_finds_its_folder_and_another_gets_a_new_one(tmp_path: Pa
     assert place_of(sweep("1", "2", digest="e"), None, tmp_path / "sweeps").name == "sweep_009"
 
 
+def refusal(of: Sweep, folder: Path) -> str:
+    with pytest.raises(SweepError) as caught:
+        check_same(of, folder)
+    return str(caught.value)
+
+
+def test_what_the_command_has_changed_is_named(tmp_path: Path) -> None:
+    def of(*words: str) -> Sweep:
+        runs = combine(read_axes([*words, "--lr", "1,2"]))
+        return Sweep(words, tuple(runs), tuple(" ".join(run.arguments) for run in runs))
+
+    of("--config", "a.yaml", "--rounds", "3", "--x+=A", "--x+=B").write(tmp_path)
+    message = refusal(of("--config", "a.yaml", "--rounds", "5", "--x+=A", "--x+=C", "--seed=1"), tmp_path)
+    assert message.startswith(f"The settings of 'lr=1' are not those that {tmp_path} was begun with: ")
+    assert (
+        "`--rounds` was 3 and is now 5, `--x+` was A B and is now A C, `--seed` was not given and is now 1." in message
+    )
+    message = refusal(of("--rounds", "3", "--x+=B", "--config", "a.yaml", "--x+=B"), tmp_path)
+    assert "with: `--x+` was A B and is now B B." in message
+    assert "they stand in another order" in refusal(of("--rounds=3", "--config=a.yaml", "--x+=A", "--x+=B"), tmp_path)
+
+
 def test_a_named_folder_takes_the_same_runs_or_more(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     sweep("1", "2").write(place_of(sweep("1", "2"), folder, tmp_path))
@@ -63,6 +86,9 @@ def test_a_named_folder_takes_the_same_runs_or_more(tmp_path: Path) -> None:
         place_of(sweep("1", "3"), folder, tmp_path)
     with pytest.raises(SweepError, match=r"The settings of 'lr=1' are not those that .* was begun with"):
         place_of(sweep("1", "2", digest="e"), folder, tmp_path)
+    assert refusal(sweep("1", "2", digest="e"), folder).endswith(
+        "begun with: a config has changed since, or a default. Put it back, or take another `--output`."
+    )
     with pytest.raises(SweepError, match="holds something else than a sweep"):
         place_of(sweep("1", "2"), tmp_path / "a", tmp_path)
 

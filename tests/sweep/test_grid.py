@@ -100,6 +100,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert refusal("--x", "[1,2").startswith("`--x '[1,2'`: ] is missing.")
     assert refusal("--x", "1,").startswith("`--x 1,`: a value between commas is empty")
     assert refusal("--x", "1,2,1") == "`--x` has the value 1 twice."
+    assert refusal("--grid") == "`--grid` has no value."
     assert refusal("0.1", "--x") == "'0.1' stands before every setting: a setting begins with `--`."
     assert refusal("--grid", "nowhere.yaml") == "`--grid nowhere.yaml` cannot be read: No such file or directory."
     for text, message in (
