@@ -15,7 +15,17 @@ from typing import NoReturn
 
 from filelock import FileLock, Timeout
 
-from lfl.sweep.folder import LOG, RESULTS, SWEEP, Sweep, SweepError, finished_folder, place_of, write_results
+from lfl.sweep.folder import (
+    LOG,
+    RESULTS,
+    SWEEP,
+    Sweep,
+    SweepError,
+    check_same,
+    finished_folder,
+    place_of,
+    write_results,
+)
 from lfl.sweep.grid import GridError, PlannedRun, combine, count, read_axes
 from lfl.sweep.jobs import Checked, Outcome, check, fit, prepare
 from lfl.sweep.table import RunView, SweepDisplay
@@ -90,9 +100,11 @@ def main(words: Sequence[str]) -> None:
 def _sweep(options: _Options, rest: Sequence[str], words: Sequence[str]) -> int:
     axes = read_axes(rest)
     for axis in axes:
-        for setting in (name for choice in axis.choices for name, _ in choice.settings):
+        for setting, value in (pair for choice in axis.choices for pair in choice.settings):
             if setting in _TAKEN:
                 raise GridError(f"`--{setting}` is not for sweeps: {_TAKEN[setting]}.")
+            if value is None:
+                raise GridError(f"`--{setting}` has no value.")
     if count(axes) > _MOST_RUNS:
         raise GridError(f"These are {count(axes):,} runs: at most {_MOST_RUNS:,} are made.")
     runs = combine(axes)
@@ -102,11 +114,14 @@ def _sweep(options: _Options, rest: Sequence[str], words: Sequence[str]) -> int:
             for file in write_files(options.wandb, axes, all(c.logs_to_wandb for c in checked)):
                 print(f"wandb sweep {shlex.quote(str(file))}")
             return 0
+        sweep = Sweep(tuple(words), tuple(runs), tuple(c.digest for c in checked))
         if options.print:
+            # Where there is no sweep there may be runs: those of the same commands, printed and started before.
+            if options.output is not None and (options.output / SWEEP).exists():
+                check_same(sweep, options.output)
             for run in runs:
                 print(shlex.join(["lfl", "fit", *run.arguments, *_own_folder(options.output, run)]))
             return 0
-        sweep = Sweep(tuple(words), tuple(runs), tuple(c.digest for c in checked))
         return _make(pool, options, sweep, checked, place_of(sweep, options.output, _ROOT))
 
 

@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ class Sweep:
             content = yaml.safe_load((folder / SWEEP).read_text(encoding="utf-8"))
         except OSError as error:
             raise SweepError(f"{folder} is not the folder of a sweep: {folder / SWEEP} cannot be read.") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise SweepError(f"{folder / SWEEP} is damaged: {' '.join(str(error).split())}.") from error
         try:
             runs = content["runs"].items()
             planned = tuple(PlannedRun(name, run["values"], tuple(run["arguments"])) for name, run in runs)
@@ -95,7 +98,7 @@ def place_of(sweep: Sweep, output: Path | None, root: Path) -> Path:
         check_writable(root)
         return new_run_folder(root, "sweep")
     if (output / SWEEP).exists():
-        _check_same(Sweep.read(output), sweep, output)
+        check_same(sweep, output)
     elif output.exists() and any(output.iterdir()):
         raise SweepError(f"`--output {output}` holds something else than a sweep: name a new or an empty folder.")
     check_writable(output)
@@ -103,18 +106,58 @@ def place_of(sweep: Sweep, output: Path | None, root: Path) -> Path:
     return output
 
 
+def check_same(sweep: Sweep, folder: Path) -> None:
+    """Check that a sweep has all runs that its folder was begun with, with the same settings; it may have more.
+
+    Raises:
+        SweepError: it has not.
+    """
+    recorded = Sweep.read(folder)
+    now = sweep.digest_of
+    if missing := [name for name in recorded.digest_of if name not in now]:
+        raise SweepError(
+            f"{folder} holds another sweep, with a run {missing[0]!r} that this one has not: take another `--output`."
+        )
+    if changed := [name for name, digest in recorded.digest_of.items() if now[name] != digest]:
+        before, after = ({run.name: run.arguments for run in of.runs}[changed[0]] for of in (recorded, sweep))
+        said = _differences(before, after)
+        raise SweepError(
+            f"The settings of {changed[0]!r} are not those that {folder} was begun with: "
+            + (said or "a config has changed since, or a default")
+            + ". Put it back, or take another `--output`."
+        )
+
+
 def attempts(folder: Path) -> list[Path]:
     """The folders that ``lfl fit`` has made in a run's folder, in order; more than one where it went on."""
     return sorted(folder.glob("run_*"))
 
 
+def write_finished(attempt: Path) -> None:
+    """Write ``finished.json`` beside the folder of a run that is through: its name, and the last round it logged."""
+    write_json(attempt.parent / FINISHED, {"folder": attempt.name, "round": _last_round(attempt)})
+
+
 def finished_folder(folder: Path) -> Path | None:
-    """Where the results of a finished run are; None for one that is not finished."""
-    try:
-        content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-    except OSError:
+    """Where the results of a finished run are; None for one that is not finished, or whose results are not whole."""
+    finished = _read_finished(folder)
+    if finished is None:
         return None
-    return folder / str(content["folder"])
+    attempt, last = finished
+    return attempt if attempt.is_dir() and _last_round(attempt) >= last else None
+
+
+def remove_incomplete(folder: Path) -> None:
+    """Remove the results of a run that has finished, unless they are whole, so that they are made again.
+
+    Its last checkpoint has all rounds: going on from there would not bring back those that ``metrics.csv`` lacks.
+    """
+    if finished_folder(folder) is not None:
+        return
+    finished = _read_finished(folder)
+    if finished is not None and finished[0] in attempts(folder):
+        shutil.rmtree(finished[0])
+    (folder / FINISHED).unlink(missing_ok=True)
 
 
 def last_metrics(attempt: Path) -> dict[str, float]:
@@ -165,6 +208,24 @@ def write_text(path: Path, text: str) -> None:
     beside.replace(path)
 
 
+def _read_finished(folder: Path) -> tuple[Path, int] | None:
+    """What ``finished.json`` says; None where there is none, or where it was damaged, as by a power cut."""
+    try:
+        content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        return folder / str(content["folder"]), int(content.get("round", 1))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _last_round(attempt: Path) -> int:
+    """The round of the last whole row of ``metrics.csv``; 0 where there is none."""
+    try:
+        text = (attempt / METRICS).read_text(encoding="utf-8")
+        return int(text[: text.rfind("\n") + 1].splitlines()[-1].partition(",")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _number(cell: str) -> float:
     return int(cell) if cell.isdigit() else float(cell)
 
@@ -177,15 +238,20 @@ def _is_of(sweep: Sweep, folder: Path) -> bool:
         return False
 
 
-def _check_same(recorded: Sweep, sweep: Sweep, folder: Path) -> None:
-    """Raise SweepError unless ``sweep`` has all recorded runs, with the same settings; it may have more."""
-    now = sweep.digest_of
-    if missing := [name for name in recorded.digest_of if name not in now]:
-        raise SweepError(
-            f"{folder} holds another sweep, with a run {missing[0]!r} that this one has not: take another `--output`."
-        )
-    if changed := [name for name, digest in recorded.digest_of.items() if now[name] != digest]:
-        raise SweepError(
-            f"The settings of {changed[0]!r} are not those that {folder} was begun with: a config has changed since, "
-            "or a default. Put it back, or take another `--output`."
-        )
+def _differences(before: Sequence[str], after: Sequence[str]) -> str:
+    """Name the settings that differ between the arguments of two runs; empty if there are none."""
+    old, new = _by_setting(before), _by_setting(after)
+    changed = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    if changed:
+        values = ((name, *(of.get(name, "not given") for of in (old, new))) for name in changed)
+        return ", ".join(f"`{name}` was {was} and is now {now}" for name, was, now in values)
+    return "" if list(before) == list(after) else "they stand in another order"
+
+
+def _by_setting(arguments: Sequence[str]) -> dict[str, str]:
+    """The values of each setting, in order: a setting may be given several times, as configs are."""
+    found: dict[str, str] = {}
+    for word in arguments:
+        name, _, value = word.partition("=")
+        found[name] = f"{found[name]} {value}" if name in found else value
+    return found

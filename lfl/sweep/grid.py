@@ -88,6 +88,8 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
     axes: list[Axis] = []
     for option, texts in _options(words):
         if option == "grid":
+            if not texts:
+                raise GridError("`--grid` has no value.")
             axes += [axis for text in texts for path in split_values(text) for axis in read_grid_file(Path(path))]
             continue
         values = [value for text in texts for value in _split(option, text)]
@@ -192,7 +194,7 @@ def _axis(setting: str, values: Sequence[str | None]) -> Axis:
     """The axis of one setting."""
     if twice := [value for value, times in Counter(values).items() if times > 1]:
         raise GridError(f"`--{setting}` has the value {twice[0]} twice.")
-    names = _value_names([value or "" for value in values])
+    names = _value_names([value or "" for value in values], stands_alone=setting == "config")
     choices = (Choice(name, ((setting, value),)) for name, value in zip(names, values, strict=True))
     return Axis(setting, tuple(choices))
 
@@ -206,7 +208,7 @@ def _grid_axis(path: Path, title: str, content: Any) -> Axis:
         return _axis(title, [_text(value) for value in values])
     if not content or not all(isinstance(settings, dict | None) for settings in content.values()):
         raise GridError(f"{where} must be a list of values, or a mapping from names of variants to their settings.")
-    names = _value_names([str(name) for name in content])
+    names = _value_names([str(name) for name in content], stands_alone=True)
     settings = (tuple((key, _text(value)) for key, value in (own or {}).items()) for own in content.values())
     return Axis(title, tuple(map(Choice, names, settings)), is_setting=False)
 
@@ -220,10 +222,16 @@ def _value(axis: Axis, choice: Choice) -> str:
     return choice.name if not axis.is_setting else choice.settings[0][1] or ""
 
 
-def _value_names(values: Sequence[str]) -> list[str]:
-    """Short names of values, no two alike and fit for folders: of a file its stem, of a class its name."""
+def _value_names(values: Sequence[str], *, stands_alone: bool) -> list[str]:
+    """Short names of values, no two alike and fit for folders: of a file its stem, of a class its name.
+
+    Args:
+        values: the values.
+        stands_alone: whether the name of a run may begin with them, so that a dot at the start would hide its folder.
+    """
+    hiding = "._" if stands_alone else "_"
     for shorten in (_last_part, str):
-        names = [re.sub(r"[^\w.+-]+", "_", shorten(value)).strip("_") for value in values]
+        names = [re.sub(r"[^\w.+-]+", "_", shorten(value)).lstrip(hiding).rstrip("_") for value in values]
         if len(set(names)) == len(names):
             return names
     return [f"{name}_{number}" for number, name in enumerate(names)]

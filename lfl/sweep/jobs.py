@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
-from lfl.sweep.folder import FINISHED, LOG, attempts, write_json
+from lfl.sweep.folder import LOG, attempts, remove_incomplete, write_finished
 
 _ERROR = "lfl: error: "
 _STOPPED = (130, 143)  # exit codes of runs that SIGINT and SIGTERM ended
@@ -131,6 +131,7 @@ def fit(arguments: Sequence[str], folder: Path) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     # Another process may be in its last moments here: one whose parent was killed.
     with FileLock(folder / ".lock"), _into(folder / LOG) as log:
+        remove_incomplete(folder)
         whole = [*arguments, f"--trainer.default_root_dir={folder}", *_resumption(folder)]
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} lfl fit {' '.join(whole)}")
         try:
@@ -143,7 +144,7 @@ def fit(arguments: Sequence[str], folder: Path) -> Outcome:
         except Exception as error:
             traceback.print_exc()
             return Outcome("failed", " ".join(traceback.format_exception_only(error)[-1].split()))
-        write_json(folder / FINISHED, {"folder": Path(str(cli.trainer.log_dir)).name})
+        write_finished(folder / Path(str(cli.trainer.log_dir)).name)
         return Outcome("finished")
 
 

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,10 +94,28 @@ def test_the_same_command_keeps_what_is_finished_and_tries_the_rest(here: World)
     assert [path.name for path in (here.folder / "sweeps").iterdir()] == ["sweep_000"]
 
 
+def test_lost_results_are_made_again(here: World) -> None:
+    sweep(here, "--config", "base.yaml", "--output", "out", "--seed_everything", "0,1,2")
+    folder = here.folder / "out"
+    results = (folder / "results.csv").read_text()
+    shutil.rmtree(folder / "seed_everything=0/run_000")
+    (folder / "seed_everything=1/finished.json").write_text("")
+    out = sweep(here, "--resume", "out")
+    assert out.startswith("3 runs in out, of which 1 are finished\n[2/3] seed_everything=0: finished, round 2/2")
+    # What was damaged went on where nothing was left to do.
+    again = results.replace("seed_everything=1/run_000", "seed_everything=1/run_001")
+    assert (folder / "results.csv").read_text() == again
+
+
 def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
     words = ["--config", "base.yaml", "--output", "out", "--seed_everything"]
     sweep(here, *words, "0", "1")
     assert "3 runs in out, of which 2 are finished" in sweep(here, *words, "0", "1", "2")
+    for also in ([], ["--print"]):
+        message = here.refused("sweep", *words, "0", "1", "2", "--trainer.max_rounds", "3", *also)
+        assert "was begun with: `--trainer.max_rounds` was not given and is now 3. Put it back" in message
+        message = here.refused("sweep", *words, "1", "2", *also)
+        assert message.startswith("out holds another sweep, with a run 'seed_everything=0' that this one has not")
     here.write("base.yaml", lambda config: config["trainer"].update(max_rounds=3))
     for again in ([*words, "0", "1", "2"], ["--resume", "out"]):
         message = here.refused("sweep", *again)
@@ -120,6 +139,7 @@ def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
             "`--print_config` is not for sweeps: `lfl fit --print_config` prints the config of one run.",
         ),
         (["--seed_everything", "0,1", "--resume", "x"], "`--resume` takes all settings from x/sweep.yaml"),
+        (["--seed_everything", "0,1", "--optimizer.lr"], "`--optimizer.lr` has no value."),
         (["--jobs", "0"], "`--jobs 0` must be a whole number of at least 1."),
         (["--jobs", "two"], "argument --jobs: invalid int value: 'two'"),
         (["--seed_everything", "0,1", "--grid", "no.yaml"], "`--grid no.yaml` cannot be read: No such file"),

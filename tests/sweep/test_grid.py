@@ -64,6 +64,15 @@ def test_names_tell_settings_and_values_apart() -> None:
     assert all(len(name) == 120 for name in long)
 
 
+def test_no_folder_is_hidden(tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text("method: {../../escape: {x: 1}, .hidden: {x: 2}, ..: {x: 3}}\n")
+    assert [run.name for run in combine(read_axes(["--grid", str(path)]))] == ["escape", "hidden", "run"]
+    configs = combine(read_axes(["--config", "../a/x.yaml", "../b/x.yaml"]))
+    assert [run.name for run in configs] == ["a_x.yaml", "b_x.yaml"]
+    assert [run.name for run in combine(read_axes(["--lr", ".5", "5"]))] == ["lr=.5", "lr=5"]
+
+
 def test_a_grid_file_stands_where_it_is_named(tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"
     path.write_text(
@@ -91,6 +100,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert refusal("--x", "[1,2").startswith("`--x '[1,2'`: ] is missing.")
     assert refusal("--x", "1,").startswith("`--x 1,`: a value between commas is empty")
     assert refusal("--x", "1,2,1") == "`--x` has the value 1 twice."
+    assert refusal("--grid") == "`--grid` has no value."
     assert refusal("0.1", "--x") == "'0.1' stands before every setting: a setting begins with `--`."
     assert refusal("--grid", "nowhere.yaml") == "`--grid nowhere.yaml` cannot be read: No such file or directory."
     for text, message in (

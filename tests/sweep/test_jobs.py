@@ -74,7 +74,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_and_begins_again_without_one(wor
     fit(BASE, folder)  # two rounds, then as if it had been killed: what it began next has no checkpoint yet
     (folder / "run_001").mkdir()
     assert fit([*BASE, "--trainer.max_rounds=4"], folder) == Outcome("finished")
-    assert json.loads((folder / "finished.json").read_text()) == {"folder": "run_001"}
+    assert json.loads((folder / "finished.json").read_text()) == {"folder": "run_001", "round": 4}
     assert (folder / "run_001" / "metrics.csv").read_text() == world.metrics()
     assert "--ckpt_path=" in (folder / "log.txt").read_text()
 
@@ -84,6 +84,21 @@ def test_a_run_goes_on_from_its_last_checkpoint_and_begins_again_without_one(wor
     fit([*BASE, "--trainer.max_rounds=4", "--trainer.checkpoint=null"], other)
     assert [path.name for path in other.glob("run_*")] == ["run_000"]
     assert (other / "run_000" / "metrics.csv").read_text() == world.metrics()
+
+
+def test_a_finished_run_that_has_lost_rounds_is_made_again(world: World) -> None:
+    folder = world.folder / "x"
+    fit(BASE, folder)
+    metrics = folder / "run_000" / "metrics.csv"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole[:-3])  # the last checkpoint is still that of the last round
+    assert fit(BASE, folder) == Outcome("finished")
+    assert [path.name for path in folder.glob("run_*")] == ["run_000"]
+    assert metrics.read_bytes() == whole
+    (folder / "finished.json").write_text("")
+    assert fit(BASE, folder) == Outcome("finished")
+    assert json.loads((folder / "finished.json").read_text()) == {"folder": "run_001", "round": 2}
+    assert (folder / "run_001" / "metrics.csv").read_bytes() == whole
 
 
 def test_the_streams_are_put_back(world: World) -> None:
