@@ -28,7 +28,7 @@ class Group:
 
     @cached_property
     def counted(self) -> Sequence[Run]:
-        """The runs that means are taken of: the finished ones; where there are none, those that are not damaged, or all."""
+        """The runs that means are taken of: the finished ones; where none is, those that are not damaged, or all."""
         finished = [run for run in self.runs if run.is_finished]
         return finished or [run for run in self.runs if not run.is_damaged] or self.runs
 
