@@ -139,13 +139,13 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
         for label, curve in curves.items()
         if curve is not None
     }
-    stem = report.metric.replace("/", "_")
+    stem, groups = report.metric.replace("/", "_"), len(report.comparison.groups)
     for axis in axes:
-        figure = curves_figure(styled, report.metric, axis)
+        figure = curves_figure(styled, report.metric, axis, groups)
         if figure is not None:
             found[f"{report.metric} against {axis}"] = save(figure, folder, f"{stem}_{axis}")[-1]
     metric, scopes = report.clients
     for scope, values in scopes.items():
         shown = {label: (values[label], report.styles[label]) for label in report.drawn if label in values}
-        found[f"clients {scope}"] = save(clients_figure(shown, metric), folder, f"clients_{scope}")[-1]
+        found[f"clients {scope}"] = save(clients_figure(shown, metric, groups), folder, f"clients_{scope}")[-1]
     return found

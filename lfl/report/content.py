@@ -124,6 +124,12 @@ class Report:
         return phases(self.comparison.groups)
 
     @property
+    def selection(self) -> str:
+        """Which groups figures show, in a sentence; empty where it is all of them."""
+        drawn, groups = len(self.drawn), len(self.comparison.groups)
+        return f"Drawn are the best {drawn} of {groups} groups." if drawn < groups else ""
+
+    @property
     def sentence(self) -> str:
         """What was compared, in a sentence."""
         groups, names = self.comparison.groups, list(self.comparison.names.values())

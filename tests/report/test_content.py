@@ -39,6 +39,7 @@ def test_of_many_groups_the_best_are_drawn_and_get_the_first_styles(tmp_path: Pa
     assert report.styles[report.drawn[0]] == style_of(0)
     assert len(set(report.styles.values())) == 15
     assert report.title == "15 groups by lr"
+    assert report.selection == "Drawn are the best 12 of 15 groups."
 
 
 def test_runs_without_the_metric_and_unfinished_ones_are_told(tmp_path: Path) -> None:
