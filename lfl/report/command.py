@@ -55,12 +55,13 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; ends the process with one line, and code 2, where there is nothing to report."""
     options = options_of(arguments)
+    from lfl.report.files import told
     from lfl.report.runs import ReportError
 
     try:
         page = write(options)
     except (ReportError, OSError) as error:
-        sys.stderr.write(f"lfl report: error: {error}\n")
+        sys.stderr.write(f"lfl report: error: {told(error) if isinstance(error, OSError) else error}\n")
         raise SystemExit(2) from None
     sys.stdout.write(f"{page}\n")
 

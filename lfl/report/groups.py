@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from lfl.report.files import told
 from lfl.report.runs import ReportError, Run, find, names_of, read
 from lfl.report.settings import MAX_ROUNDS, METHOD, Setting, differing, labels, shared, short_names, shown
 
@@ -112,6 +113,8 @@ def _read(path: Path) -> Run | str:
         run = read(path)
     except ReportError as error:
         return str(error)
+    except OSError as error:
+        return told(error)
     if run.rounds:
         return run
     if run.is_damaged:
@@ -125,8 +128,8 @@ def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:
         {key: group[0].settings[key] for key in names if key in group[0].settings} for group in members.values()
     ]
     # Where nothing differs, the one group is named by its method.
-    told = labels(settings, names) if names else [shown(runs[0].settings.get(METHOD, "all runs"))]
-    found = zip(told, settings, members.values(), strict=True)
+    names_of_groups = labels(settings, names) if names else [shown(runs[0].settings.get(METHOD, "all runs"))]
+    found = zip(names_of_groups, settings, members.values(), strict=True)
     return [Group(label, values, group) for label, values, group in found]
 
 

@@ -61,6 +61,14 @@ def test_damaged_runs_are_named_and_do_not_count(tmp_path: Path) -> None:
     assert (len(alone.counted), alone.counted[0].is_finished) == (1, False)
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    make_comparison(tmp_path)
+    timing = make_run(tmp_path / "fedavg" / "run_002", config=config_of(2)) / "timing.csv"
+    timing.unlink()
+    timing.mkdir()
+    assert compare([tmp_path]).notes == [f"fedavg/run_002 is left out: {timing}: Is a directory."]
+
+
 def test_where_nothing_is_finished_everything_counts(tmp_path: Path) -> None:
     make_run(tmp_path / "a", (0.1, 0.2), config_of(seed=0))
     make_run(tmp_path / "b", (0.1,), config_of(seed=1))
