@@ -18,8 +18,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
-from lfl.storage.checkpoint_file import write_error
 from lfl.storage.fingerprint import describe
+from lfl.storage.write_errors import write_error
 
 METRICS_FILE = "metrics.csv"
 TIMING_FILE = "timing.csv"

@@ -55,12 +55,13 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; ends the process with one line, and code 2, where there is nothing to report."""
     options = options_of(arguments)
+    from lfl.report.files import told
     from lfl.report.runs import ReportError
 
     try:
         page = write(options)
     except (ReportError, OSError) as error:
-        sys.stderr.write(f"lfl report: error: {error}\n")
+        sys.stderr.write(f"lfl report: error: {told(error) if isinstance(error, OSError) else error}\n")
         raise SystemExit(2) from None
     sys.stdout.write(f"{page}\n")
 
@@ -139,13 +140,13 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
         for label, curve in curves.items()
         if curve is not None
     }
-    stem = report.metric.replace("/", "_")
+    stem, groups = report.metric.replace("/", "_"), len(report.comparison.groups)
     for axis in axes:
-        figure = curves_figure(styled, report.metric, axis)
+        figure = curves_figure(styled, report.metric, axis, groups)
         if figure is not None:
             found[f"{report.metric} against {axis}"] = save(figure, folder, f"{stem}_{axis}")[-1]
     metric, scopes = report.clients
     for scope, values in scopes.items():
         shown = {label: (values[label], report.styles[label]) for label in report.drawn if label in values}
-        found[f"clients {scope}"] = save(clients_figure(shown, metric), folder, f"clients_{scope}")[-1]
+        found[f"clients {scope}"] = save(clients_figure(shown, metric, groups), folder, f"clients_{scope}")[-1]
     return found

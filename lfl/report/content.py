@@ -124,6 +124,12 @@ class Report:
         return phases(self.comparison.groups)
 
     @property
+    def selection(self) -> str:
+        """Which groups figures show, in a sentence; empty where it is all of them."""
+        drawn, groups = len(self.drawn), len(self.comparison.groups)
+        return f"Drawn are the best {drawn} of {groups} groups." if drawn < groups else ""
+
+    @property
     def sentence(self) -> str:
         """What was compared, in a sentence."""
         groups, names = self.comparison.groups, list(self.comparison.names.values())
@@ -148,8 +154,10 @@ class Report:
         groups = self.comparison.groups
         several = any(len(group.counted) > 1 for group in groups)
         spread = " Means over seeds ± standard deviation (of a sample)." if several else ""
-        left_out = sum(len(group.runs) - len(group.counted) for group in groups)
-        without = f" {_count(left_out, 'unfinished run')} not counted." if left_out else ""
+        counted = {run.path for group in groups for run in group.counted}
+        left_out = [run for run in self.comparison.runs if run.path not in counted]
+        kinds = " or ".join(sorted({"damaged" if run.is_damaged else "unfinished" for run in left_out}))
+        without = f" {_count(len(left_out), f'{kinds} run')} not counted." if left_out else ""
         direction = {1: "the highest", -1: "the lowest"}.get(direction_of(self.metric))
         best = f" Best: {direction} of all evaluations." if direction else ""
         said = [
@@ -201,9 +209,8 @@ def _title(comparison: Comparison) -> str:
 
 
 def _state(run: Run) -> str:
-    if run.max_rounds is None:
-        return f"{run.rounds} rounds"
-    return f"{run.rounds} of {run.max_rounds} rounds{'' if run.is_finished else ', unfinished'}"
+    told = f"{run.rounds} rounds" if run.max_rounds is None else f"{run.rounds} of {run.max_rounds} rounds"
+    return told if run.is_finished else f"{told}, {'damaged' if run.is_damaged else 'unfinished'}"
 
 
 def _count(number: int, word: str) -> str:

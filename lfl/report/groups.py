@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from lfl.report.files import told
 from lfl.report.runs import ReportError, Run, find, names_of, read
 from lfl.report.settings import MAX_ROUNDS, METHOD, Setting, differing, labels, shared, short_names, shown
 
@@ -28,8 +29,9 @@ class Group:
 
     @cached_property
     def counted(self) -> Sequence[Run]:
-        """The runs that means are taken of: those that are finished, or all where none is."""
-        return [run for run in self.runs if run.is_finished] or self.runs
+        """The runs that means are taken of: the finished ones; where none is, those that are not damaged, or all."""
+        finished = [run for run in self.runs if run.is_finished]
+        return finished or [run for run in self.runs if not run.is_damaged] or self.runs
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Comparison:
         names: short names of the settings in which groups differ.
         shared: the settings that all runs have in common.
         labels: a short name for each run's folder.
-        notes: sentences on runs that are left out, unfinished or without numbers.
+        notes: sentences on runs that are left out, damaged, unfinished or without numbers.
     """
 
     groups: Sequence[Group]
@@ -95,7 +97,10 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
         f"{names[run.path]} is left out: {names[other.path]} has the same settings and seed." for run, other in again
     ]
     for run in runs:
-        if not run.is_finished:
+        if run.is_damaged:
+            lost = f"metrics.csv ends at round {run.rounds}, timing.csv at round {run.timed}"
+            notes.append(f"{names[run.path]} is damaged: {lost}.")
+        elif not run.is_finished:
             notes.append(f"{names[run.path]} is unfinished: round {run.rounds} of {run.max_rounds}.")
     keys = differing([run.settings for run in runs])
     short = short_names(keys, reserved=("run", "round", "seed", "metric", "value", "group"))
@@ -108,7 +113,13 @@ def _read(path: Path) -> Run | str:
         run = read(path)
     except ReportError as error:
         return str(error)
-    return run if run.metrics else "it has no metrics, as it ended before its first round did"
+    except OSError as error:
+        return told(error)
+    if run.rounds:
+        return run
+    if run.is_damaged:
+        return f"its metrics.csv is damaged: it has no rounds, and timing.csv ends at round {run.timed}"
+    return "it has no metrics, as it ended before its first round did"
 
 
 def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:
@@ -117,8 +128,8 @@ def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:
         {key: group[0].settings[key] for key in names if key in group[0].settings} for group in members.values()
     ]
     # Where nothing differs, the one group is named by its method.
-    told = labels(settings, names) if names else [shown(runs[0].settings.get(METHOD, "all runs"))]
-    found = zip(told, settings, members.values(), strict=True)
+    names_of_groups = labels(settings, names) if names else [shown(runs[0].settings.get(METHOD, "all runs"))]
+    found = zip(names_of_groups, settings, members.values(), strict=True)
     return [Group(label, values, group) for label, values, group in found]
 
 

@@ -166,10 +166,10 @@ def _rows(report: Report) -> list[dict[str, Any]]:
         counted = len(group.counted)
         runs = str(counted) if counted == len(group.runs) else f"{counted} of {len(group.runs)}"
         style = report.styles[group.label]
-        unfinished = not any(run.is_finished for run in group.runs)
+        state = "" if group.counted[0].is_finished else "damaged" if group.counted[0].is_damaged else "unfinished"
         found.append(
             {"label": group.label, "style": style, "cells": shown_cells, "runs": runs, "drawn": group.label in drawn}
-            | {"unfinished": unfinished}
+            | {"state": state}
         )
     return found
 

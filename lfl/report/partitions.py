@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
+from lfl.report.files import told
+from lfl.storage.write_errors import write_error
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -93,8 +96,11 @@ def count_classes(run: Path, figure: Path) -> list[list[int]]:
     labels = labels_of(run / CONFIG)
     partition = Partition.load(run / PARTITION)
     figure.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        partition.plot(labels, figure.with_suffix(suffix))
+    for path in (figure.with_suffix(".png"), figure.with_suffix(".svg")):
+        try:
+            partition.plot(labels, path)
+        except OSError as error:
+            raise write_error(error, path) from error
     counts: list[list[int]] = partition.label_counts(labels, int(labels.max()) + 1).tolist()
     return counts
 
@@ -121,8 +127,10 @@ def main(arguments: Sequence[str]) -> None:
     for number, run in enumerate(runs, 1):
         try:
             found.append(count_classes(run, folder / name_of_figure(number)))
+        except OSError as error:
+            found.append(told(error))
         except Exception as error:  # the parser wraps whatever a data set raises
-            found.append(str(error).splitlines()[0])
+            found.append((str(error).splitlines() or [type(error).__name__])[0])
     result.write_text(json.dumps(found), encoding="utf-8")
 
 

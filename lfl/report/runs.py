@@ -40,6 +40,8 @@ class Run:
         settings: its settings by dotted names, without seeds.
         seeds: its seeds by dotted names.
         metrics: each metric by round, where it was logged; those of ``timing.csv`` too.
+        rounds: the last round of ``metrics.csv``; 0 for none.
+        timed: the last round of ``timing.csv``; 0 for none.
         resumed: whether it went on from a checkpoint.
     """
 
@@ -47,12 +49,9 @@ class Run:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     seeds: Mapping[str, Setting] = field(default_factory=dict)
     metrics: Mapping[str, pd.Series] = field(default_factory=dict)
+    rounds: int = 0
+    timed: int = 0
     resumed: bool = False
-
-    @cached_property
-    def rounds(self) -> int:
-        """The last round that it logged; 0 for none."""
-        return max((int(series.index[-1]) for series in self.metrics.values() if len(series)), default=0)
 
     @property
     def max_rounds(self) -> int | None:
@@ -61,8 +60,15 @@ class Run:
         return found if isinstance(found, int) else None
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether rounds are lost: a round's metrics are written before its times."""
+        return self.timed > self.rounds
+
+    @property
     def is_finished(self) -> bool:
-        """Whether it made all its rounds, or has a callback that may have ended it earlier."""
+        """Whether it has all its rounds, or a callback that may have ended it earlier."""
+        if self.is_damaged:
+            return False
         may_stop = any(name in str(self.settings.get(METHOD, "")) for name in _STOPPING)
         return self.rounds > 0 and (self.max_rounds is None or self.rounds >= self.max_rounds or may_stop)
 
@@ -139,11 +145,15 @@ def read(path: Path) -> Run:
     settings = flatten(config)
     if not config:
         settings = {"folder": path.name}  # nothing else tells it from others
+    timing = read_metrics(path / TIMING)  # first: a run that is writing now must not look damaged
+    metrics = read_metrics(path / METRICS)
     return Run(
         path,
         {key: value for key, value in settings.items() if not is_seed(key)},
         {key: value for key, value in settings.items() if is_seed(key)},
-        {**read_metrics(path / METRICS), **read_metrics(path / TIMING)},
+        {**metrics, **timing},
+        _last_round(metrics),
+        _last_round(timing),
         config.get("ckpt_path") is not None,
     )
 
@@ -186,6 +196,10 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     while len({part[: common + 1] for part in parts}) == 1 and all(len(part) > common + 1 for part in parts):
         common += 1
     return ["/".join(part[common:]) for part in parts]
+
+
+def _last_round(metrics: Mapping[str, pd.Series]) -> int:
+    return max((int(series.index[-1]) for series in metrics.values()), default=0)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -54,10 +54,14 @@ class Cell:
     Attributes:
         values: of the runs, finite or not.
         lost: what to say of those that are not.
+        runs: how many runs there are, with those that have no value; None for as many as values.
+        is_damaged: whether the runs are damaged: rounds are lost, of which nobody knows how good they were.
     """
 
     values: Sequence[float]
     lost: str = "not finite"
+    runs: int | None = None
+    is_damaged: bool = False
 
     @property
     def finite(self) -> list[float]:
@@ -76,9 +80,15 @@ class Cell:
 
     @property
     def remark(self) -> str:
-        """How many runs are not in the mean, and why; empty where all are."""
-        lost = len(self.values) - len(self.finite)
-        return f"{lost} of {len(self.values)} {self.lost}" if lost else ""
+        """How many runs are not in the mean, and why; empty where all are, or none has a value."""
+        known, lost = len(self.values), len(self.values) - len(self.finite)
+        logged = f"{known} of {self.runs} logged it" if self.runs is not None and 0 < known < self.runs else ""
+        return ", ".join(filter(None, (logged, f"{lost} of {known} {self.lost}" if lost else "")))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all runs are in the mean, and none is damaged: else it compares with no other mean."""
+        return len(self.finite) == (len(self.values) if self.runs is None else self.runs) and not self.is_damaged
 
     def texts(self, digits: int) -> tuple[str, str, str]:
         """The mean, the deviation with its sign, and the remark, each perhaps empty."""
@@ -107,13 +117,16 @@ class Summary:
         return [n if q.digits is None else q.digits for q, n in zip(self.quantities, needed, strict=True)]
 
     def best(self, column: int) -> set[int]:
-        """The rows with the best mean of a column; none where nothing tells what is better, or there is one row."""
+        """The rows with the best mean of a column, of those that all runs of their group are in.
+
+        None where nothing tells what is better, or there is one row.
+        """
         direction = self.quantities[column].direction
-        means = [direction * row[column].mean for row in self.cells]
-        known = [mean for mean in means if math.isfinite(mean)]
-        if not direction or len(self.groups) < 2 or not known:
+        cells = [cells[column] for cells in self.cells]
+        means = {row: direction * cell.mean for row, cell in enumerate(cells) if cell.is_whole and cell.finite}
+        if not direction or len(self.groups) < 2 or not means:
             return set()
-        return {row for row, mean in enumerate(means) if mean == max(known)}
+        return {row for row, mean in means.items() if mean == max(means.values())}
 
     def frame(self, names: Mapping[str, str]) -> pd.DataFrame:
         """The table as numbers: means, deviations, and how many runs they are of.
@@ -238,4 +251,5 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int =
 
 def _cell(group: Group, quantity: Quantity) -> Cell:
     found = [quantity.value(run) for run in group.counted]
-    return Cell([value for value in found if value is not None], quantity.lost)
+    is_damaged = any(run.is_damaged for run in group.counted)
+    return Cell([value for value in found if value is not None], quantity.lost, len(found), is_damaged)

@@ -42,7 +42,8 @@ def render_text(report: Report, pictures: Sequence[Path]) -> str:
     if report.shared:
         lines += ["## What all share", "", *(f"- `{key}`: {value}" for key, value in report.shared), ""]
     if pictures:
-        lines += ["## Figures", "", *(f"![{path.stem}]({path.as_posix()})" for path in pictures), ""]
+        lines += ["## Figures", "", *_paragraphs([report.selection] if report.selection else [])]
+        lines += [*(f"![{path.stem}]({path.as_posix()})" for path in pictures), ""]
     if len(report.payloads):
         sent = [[row.group, row.direction, row.payload, f"{row.mb:,.4g}"] for row in report.payloads.itertuples()]
         lines += ["## Ledger", "", *markdown(["group", "direction", "payload", "MB"], sent, 3), ""]

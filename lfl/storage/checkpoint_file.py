@@ -9,7 +9,6 @@ import codecs
 import errno
 import os
 import re
-import shutil
 import sys
 import time
 import zipfile
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from lfl.storage.folders import run_number
 from lfl.storage.plain import from_plain, to_plain
+from lfl.storage.write_errors import write_error
 from lfl.version import __version__
 
 FORMAT_VERSION = 5
@@ -31,7 +31,6 @@ FORMAT_VERSION = 5
 
 _FORMAT_KEY = "lfl_format_version"
 _WRITER_KEY = "lfl_version"
-_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _STALE_SECONDS = 86400  # where nobody can be asked whether a process is alive
 _FIRST_WRITER = "0.1.0"  # the version whose checkpoints, of formats 1 to 3, do not name their writer
 
@@ -165,15 +164,6 @@ def run_folder_of(path: Path, state: dict[str, Any]) -> Path:
     around = path.resolve().parent.parent
     is_there = path.resolve().parent.name == "checkpoints" or "folder" not in state
     return around if is_there else Path(state["folder"])
-
-
-def write_error(error: OSError, path: Path) -> OSError:
-    """An OSError with the same number, and one line that names ``path`` and, if the disk is full, the free space."""
-    message = f"Cannot write {path}: {error.strerror or error}."
-    if error.errno in _FULL:
-        free = shutil.disk_usage(path.parent).free / 2**20
-        message += f" {free:.1f} MiB are free in {path.parent}; make room or choose another folder."
-    return OSError(error.errno, message)
 
 
 def sync_folder(folder: Path) -> None:

@@ -77,6 +77,16 @@ def test_errors_are_one_line(
     assert not (tmp_path / "report").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_comparison(tmp_path / "runs")
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "file")])
+    error = capsys.readouterr().err
+    assert error.startswith(f"lfl report: error: Cannot write {tmp_path / 'file' / 'summary.csv'}: ")
+    assert "Errno" not in error
+
+
 def test_unfinished_runs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_comparison(tmp_path / "runs")
     make_run(tmp_path / "runs" / "fedavg" / "run_002", (0.1,), config_of(seed=2))

@@ -39,6 +39,7 @@ def test_of_many_groups_the_best_are_drawn_and_get_the_first_styles(tmp_path: Pa
     assert report.styles[report.drawn[0]] == style_of(0)
     assert len(set(report.styles.values())) == 15
     assert report.title == "15 groups by lr"
+    assert report.selection == "Drawn are the best 12 of 15 groups."
 
 
 def test_runs_without_the_metric_and_unfinished_ones_are_told(tmp_path: Path) -> None:
@@ -49,3 +50,11 @@ def test_runs_without_the_metric_and_unfinished_ones_are_told(tmp_path: Path) ->
     assert report.notes == ["fedavg/run_003 is unfinished: round 2 of 4.", "fedavg/run_002 did not log val_acc."]
     assert ("fedavg/run_003", "FedAvg", "3/0", "2 of 4 rounds, unfinished") in report.run_rows
     assert "1 unfinished run not counted" in report.explanations[0]
+
+
+def test_damaged_runs_are_told(tmp_path: Path) -> None:
+    metrics = make_run(make_comparison(tmp_path) / "fedavg" / "run_002", config=config_of(seed=2)) / "metrics.csv"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
+    report = report_of(tmp_path)
+    assert ("fedavg/run_002", "FedAvg", "2/0", "2 of 4 rounds, damaged") in report.run_rows
+    assert "1 damaged run not counted" in report.explanations[0]

@@ -39,6 +39,32 @@ def test_clients_are_drawn_as_shares() -> None:
     assert axes.lines[0].get_ydata().tolist() == [0.0, 0.5, 1.0]
 
 
+def test_long_and_foreign_labels_leave_room_for_curves_and_warn_of_nothing(tmp_path: Path) -> None:
+    """Warnings are errors in tests."""
+    labels = [f"联邦 {'a very long name, ' * 20}{number}" for number in range(12)]
+    figure = curves_figure({label: (curve(), style_of(n)) for n, label in enumerate(labels)}, "val_acc", "round", 60)
+    assert figure is not None
+    save(figure, tmp_path, "curve")
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert all(len(text.get_text()) <= 40 and "…" in text.get_text() for text in legend.get_texts())
+    assert axes.get_position().width > 0.3
+    assert axes.get_title(loc="right") == "12 of 60 groups"
+
+
+def test_dollars_begin_no_formula(tmp_path: Path) -> None:
+    figure = curves_figure({r"$\frac{ of $5": (curve(), style_of(0))}, "val_acc", "round")
+    assert figure is not None
+    save(figure, tmp_path, "curve")
+
+
+def test_no_room_for_axes_is_no_warning(tmp_path: Path) -> None:
+    figure = Figure(figsize=(1, 1), layout="constrained")
+    figure.add_subplot().set_ylabel("wide\n" * 40)
+    save(figure, tmp_path, "narrow")
+
+
 def test_equal_figures_give_equal_files(tmp_path: Path) -> None:
     written = []
     for name in ("a", "b"):

@@ -1,10 +1,11 @@
 """Files are whole at every moment."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from lfl.report.files import write_file
+from lfl.report.files import told, write_file
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
@@ -20,3 +21,22 @@ def test_an_earlier_file_stays_where_writing_fails(tmp_path: Path) -> None:
         write_file(path, "\ud800")
     assert path.read_text() == "kept"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_errors_name_the_file_and_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = write_file(tmp_path / "a.txt", "kept")
+    with pytest.raises(OSError, match="Cannot write") as error:
+        write_file(kept / "b.txt", "in a file, which is no folder")
+    assert told(error.value).startswith(f"Cannot write {kept / 'b.txt'}: ")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="Cannot write") as error:
+        write_file(kept, "new")
+    assert told(error.value).startswith(f"Cannot write {kept}: No space left on device. ")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert kept.read_text() == "kept"
+    assert told(PermissionError(errno.EACCES, "Permission denied", "b.csv")) == "b.csv: Permission denied"
+    assert told(OSError()) == "OSError"

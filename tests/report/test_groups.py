@@ -46,6 +46,29 @@ def test_runs_without_numbers_and_unfinished_ones_are_named(tmp_path: Path) -> N
     assert [len(comparison.groups[0].runs), len(comparison.groups[0].counted)] == [3, 2]
 
 
+def test_damaged_runs_are_named_and_do_not_count(tmp_path: Path) -> None:
+    make_comparison(tmp_path)
+    for seed, lines in ((2, 3), (3, 1)):
+        metrics = make_run(tmp_path / "fedavg" / f"run_{seed:03d}", config=config_of(seed)) / "metrics.csv"
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:lines]))
+    comparison = compare([tmp_path])
+    assert comparison.notes == [
+        "fedavg/run_003 is left out: its metrics.csv is damaged: it has no rounds, and timing.csv ends at round 4.",
+        "fedavg/run_002 is damaged: metrics.csv ends at round 2, timing.csv at round 4.",
+    ]
+    assert [run.seed for run in comparison.groups[0].counted] == ["0", "1/0"]
+    alone = compare([tmp_path / "fedavg" / "run_002"]).groups[0]
+    assert (len(alone.counted), alone.counted[0].is_finished) == (1, False)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    make_comparison(tmp_path)
+    timing = make_run(tmp_path / "fedavg" / "run_002", config=config_of(2)) / "timing.csv"
+    timing.unlink()
+    timing.mkdir()
+    assert compare([tmp_path]).notes == [f"fedavg/run_002 is left out: {timing}: Is a directory."]
+
+
 def test_where_nothing_is_finished_everything_counts(tmp_path: Path) -> None:
     make_run(tmp_path / "a", (0.1, 0.2), config_of(seed=0))
     make_run(tmp_path / "b", (0.1,), config_of(seed=1))

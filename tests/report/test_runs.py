@@ -109,6 +109,17 @@ def test_runs_with_early_stopping_are_finished_where_they_end(tmp_path: Path) ->
     assert [run.is_finished for run in runs] == [True, False, True]
 
 
+def test_a_run_whose_metrics_end_before_its_times_is_damaged(tmp_path: Path) -> None:
+    stopping = [{"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val_acc"}}]
+    for name, callbacks in (("a", None), ("b", stopping)):
+        metrics = make_run(tmp_path / name, config=config_of(callbacks=callbacks)) / "metrics.csv"
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]) + "3,0.2,")
+        run = read(tmp_path / name)
+        assert (run.rounds, run.timed, run.is_damaged, run.is_finished) == (2, 4, True, False)
+    (make_run(tmp_path / "c") / "timing.csv").write_text("round,time/train_s\n1,0.3\n")
+    assert not read(tmp_path / "c").is_damaged
+
+
 def test_a_run_without_a_config_is_told_by_its_folder(tmp_path: Path) -> None:
     path = make_run(tmp_path / "mine")
     (path / "config.yaml").unlink()

@@ -76,6 +76,29 @@ def test_runs_that_diverged_are_counted_beside_the_mean(tmp_path: Path) -> None:
     assert cell.text(2) == "0.40 (1 of 2 not finite)"
 
 
+def test_only_means_of_all_runs_of_a_group_are_the_best(tmp_path: Path) -> None:
+    for name, lr, ends in (("a", 0.1, (0.9, 0.1)), ("b", 0.2, (0.6, 0.6)), ("c", 0.3, (0.99, None))):
+        for seed, end in enumerate(ends):
+            first = None if end is None else 0.0
+            make_run(tmp_path / name / str(seed), (first, None, None, end), config_of(seed, lr))
+    summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", [Target("val_acc", 0.5, 1)]))
+    rounds = [quantity.name for quantity in summary.quantities].index("round_to_val_acc_0.5")
+    assert [row[0].text(2) for row in summary.cells] == ["0.50 ± 0.57", "0.60 ± 0", "0.99 (1 of 2 logged it)"]
+    assert [row[rounds].text(0) for row in summary.cells] == ["4 (1 of 2 never)", "4 ± 0", "4 (1 of 2 logged it)"]
+    assert [summary.best(column) for column in (0, rounds)] == [{1}, {1}]
+    unequal = summary_of(summary.groups, quantities_of("val_acc", [Target("val_acc", 0.8, 1)]))
+    assert unequal.best(rounds) == set()  # some runs of each never reached it
+
+
+def test_damaged_runs_are_never_the_best(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", (0.1, 0.2, 0.3, 0.4), config_of(lr=0.1))
+    metrics = make_run(tmp_path / "b", (0.8, 0.9, 0.1, 0.1), config_of(lr=0.2)) / "metrics.csv"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
+    summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", []))
+    assert [row[0].mean for row in summary.cells] == [0.4, 0.9]
+    assert summary.best(0) == {0}
+
+
 def test_columns_that_no_run_has_are_left_out(tmp_path: Path) -> None:
     (make_run(tmp_path / "run") / "timing.csv").write_text("round,time/train_s\n1,0.3\n")
     quantities = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", [REACHED])).quantities
@@ -105,7 +128,8 @@ def test_numbers_as_text() -> None:
     assert told(0.49583, 4) == "0.4958"
     assert told(1e-8, 6) == "1.00e-08"
     assert Cell([2.0, 2.0]).text(1) == "2.0 ± 0"
-    assert Cell([]).text(1) == ""
+    assert Cell([]).text(1) == Cell([], runs=2).text(1) == ""
+    assert Cell([2.0, math.inf], "never", 3).text(0) == "2 (2 of 3 logged it, 1 of 2 never)"
 
 
 def test_markdown_keeps_bars_out_of_cells() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from run_folders import make_comparison
+from run_folders import config_of, make_comparison, make_run
 
 from lfl.report.content import Report
 from lfl.report.groups import compare
@@ -19,3 +19,11 @@ def test_tables_figures_and_settings(tmp_path: Path) -> None:
     assert "| Proximal | up | update | 8 |" in lines
     assert "| Proximal | 0.3 | 0.2 |" in lines
     assert "- `lr`: 0.1" in lines
+
+
+def test_groups_that_are_not_drawn_are_told(tmp_path: Path) -> None:
+    for number in range(13):
+        make_run(tmp_path / f"run_{number}", config=config_of(lr=0.01 * (number + 1)))
+    report = Report.of(compare([tmp_path]), [], [], "round", "")
+    text = render_text(report, [Path("figures/val_acc_round.png")])
+    assert "## Figures\n\nDrawn are the best 12 of 13 groups.\n\n![val_acc_round]" in text
