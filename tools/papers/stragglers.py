@@ -137,12 +137,18 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.mean(known) if known else math.nan
 
 
+def _told(values: Sequence[float], count: int) -> str:
+    """Mean and deviation, and of how many runs where some have ended."""
+    fewer = f" ({len(values)} of {count})" if 0 < len(values) < count else ""
+    return mean_and_deviation(values) + fewer
+
+
 def tabulate(results: Results, table: Table) -> None:
     """A line for each method and C."""
     for communication in COMMUNICATION:
         race = Race.of(results, communication)
         for name, curves in race.curves.items():
-            cells = [mean_and_deviation(race.at(name, number)) for number in READ]
+            cells = [_told(race.at(name, number), len(curves)) for number in READ]
             times = [told_first([curve.reaches(target) for curve in curves]) for target in TARGETS]
             table.add(name, f"{communication:g}", *cells, mean_and_deviation(race.means(name)), *times)
         seconds = [f"{_mean([clock.get(number, math.nan) for clock in race.clocks]):.0f}" for number in READ]
@@ -174,17 +180,23 @@ def claims(results: Results) -> list[Claim]:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw accuracy against simulated time, a panel for each C: means over seeds."""
+    """Draw accuracy against simulated time, a panel for each C: means over seeds.
+
+    Those that begin with the fastest are dashed, in the colour of what they are without that.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 5), layout="constrained")
     for axes, communication in zip(figure.subplots(1, len(COMMUNICATION), sharey=True), COMMUNICATION, strict=True):
-        for position, (name, curves) in enumerate(Race.of(results, communication).curves.items()):
+        race = Race.of(results, communication)
+        plain = list(dict.fromkeys(PAIRS.get(name, name) for name in race.curves))
+        for name, curves in race.curves.items():
             times, values = (
-                [statistics.mean(column) for column in zip(*rows, strict=True)]
+                [statistics.mean(column) for column in zip(*rows, strict=False)]  # as long as all runs last
                 for rows in ([curve.times for curve in curves], [curve.accuracies for curve in curves])
             )
-            axes.plot(times, values, "--" if name in PAIRS else "-", color=f"C{position % 10}", label=name)
+            colour = f"C{plain.index(PAIRS.get(name, name))}"
+            axes.plot(times, values, "--" if name in PAIRS else "-", color=colour, label=name)
         axes.set(title=f"C = {communication:g}", xlabel="simulated time, s", xscale="log")
         axes.grid(alpha=0.3)
     figure.axes[0].set(ylabel="personal accuracy, %")
