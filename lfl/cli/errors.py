@@ -21,7 +21,7 @@ from lfl.trainer import FederatedTrainer
 
 _EXTRAS = ("tensorboard", "wandb")
 _LIBRARIES = ("jsonargparse", "lightning", "numpy", "torch", "torchvision", *sys.stdlib_module_names)
-_PACKAGES = ("aggregation", "callbacks", "data", "loggers", "models", "participation", "subspace")
+_PACKAGES = ("aggregation", "callbacks", "data", "loggers", "models", "participation", "subspace", "system")
 _WORDS = {
     "PositiveInt": "a whole number of at least 1",
     "NonNegativeInt": "a whole number of at least 0",
@@ -34,6 +34,7 @@ _WORDS = {
     "bool": "true or false",
     "str": "a text",
     "list": "a list",
+    "Sequence": "a list, such as [8, 16]",
     "dict": "a mapping",
 }
 # In a message of jsonargparse: the line that begins a nested setting or class, such as `Parser key "trainer":`; the

@@ -166,6 +166,14 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--config nothere.yaml", "`config`: File does not exist: '"),
         ("--ckpt_path nothere.ckpt", "There is no checkpoint nothere.ckpt. Give the path of an existing file."),
         ("--ckpt_path last", "There is no last checkpoint: no run folder in runs has checkpoints/last.ckpt."),
+        (
+            "--trainer.system lfl.system.Straglers",
+            "`trainer.system`: module 'lfl.system' has no attribute 'Straglers'; did you mean `Stragglers`?",
+        ),
+        (
+            "--model.backbone MLP --model.backbone.hidden 8,16",
+            "`model.backbone.hidden=8,16` must be a list, such as [8, 16].",
+        ),
     ],
 )
 def test_bad_argument(world: World, args: str, message: str):
