@@ -51,7 +51,7 @@ from lfl.storage.checkpoint_file import (
     run_folder_of,
 )
 from lfl.storage.fingerprint import check_resumable
-from lfl.storage.folders import check_writable, new_run_folder
+from lfl.storage.folders import PARTITION_FILE, check_writable, new_run_folder
 from lfl.system import System
 
 
@@ -409,7 +409,7 @@ class FederatedTrainer(LightningFacade):
         folder = Path(self.log_dir)
         partition = getattr(data, "partition", None)
         if self.is_global_zero and partition is not None:
-            partition.save(folder / "partition.pt")
+            partition.save(folder / PARTITION_FILE)
         self.loggers = [logger for logger in self.loggers if logger is not self._csv_logger]
         for logger in self.loggers:
             if hasattr(logger, "use_folder"):

@@ -1,7 +1,6 @@
 """Every file of configs/ by the command in its first line: it runs, and what it prints can be fed back."""
 
 import csv
-import itertools
 import math
 import shlex
 from pathlib import Path
@@ -20,6 +19,7 @@ from published_files import (
     write_sent140,
     write_tiny_imagenet,
 )
+from wandb_sweeps import expand
 
 from lfl.__main__ import main
 from tools.toy_text import write as write_text
@@ -196,20 +196,6 @@ def test_round_two_runs_with_the_decayed_rate() -> None:
     main([*arguments, *fewer(arguments)])
     rates = [float(row["lr"]) for row in metrics()]
     assert rates[1] == pytest.approx(0.998 * rates[0])
-
-
-def expand(sweep: dict) -> list[list[str]]:
-    """The commands that ``wandb agent`` starts for a grid, by its own functions."""
-    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
-
-    names = list(sweep["parameters"])
-    commands = []
-    for values in itertools.product(*(sweep["parameters"][name]["values"] for name in names)):
-        given = create_sweep_command_args({"args": {n: {"value": v} for n, v in zip(names, values, strict=True)}})
-        macros = {f"${{{key}}}": words for key, words in given.items()} | {"${program}": [sweep["program"]]}
-        parts = [macros.get(word, [word]) for word in create_sweep_command(list(sweep["command"]))]
-        commands.append(list(itertools.chain.from_iterable(parts)))
-    return commands
 
 
 def test_sweep_commands_work_verbatim(capsys: pytest.CaptureFixture[str]) -> None:

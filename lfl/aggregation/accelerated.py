@@ -1,16 +1,17 @@
 """Nesterov's accelerated method for the server, in its three sequences."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch import Tensor
 from typing_extensions import override
 
+from lfl.aggregation.server_optimizer import ServerOptimizer
 from lfl.arguments import check_number
 
 
-class ThreeSequenceSGD(Optimizer):
+class ThreeSequenceSGD(ServerOptimizer):
     """Short steps x, long steps z, and the model y between them, at which gradients are taken.
 
     In step t = 0, 1, ..., with C the aggregate of the clients' movements:
@@ -34,27 +35,15 @@ class ThreeSequenceSGD(Optimizer):
         super().__init__(params, {"lr": lr, "alpha": alpha})
 
     @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take a step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"], state["long"] = 0, parameter.clone()
-                number = state["step"]
-                # Torch's gradient is minus C.
-                short = parameter.add(parameter.grad, alpha=-group["lr"])
-                state["long"].add_(parameter.grad, alpha=-group["lr"] / _share(group, number))
-                parameter.copy_(short.lerp_(state["long"], _share(group, number + 1)))
-                state["step"] = number + 1
-        return loss
+    def move(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["step"], state["long"] = 0, parameter.clone()
+        number = state["step"]
+        # The gradient is minus C.
+        short = parameter.add(gradient, alpha=-group["lr"])
+        state["long"].add_(gradient, alpha=-group["lr"] / _share(group, number))
+        parameter.copy_(short.lerp_(state["long"], _share(group, number + 1)))
+        state["step"] = number + 1
 
 
 def _share(group: dict[str, Any], number: int) -> float:

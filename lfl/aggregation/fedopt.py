@@ -8,18 +8,18 @@ minus Delta_t here; m then is minus the paper's, and v is the same.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from typing_extensions import override
 
+from lfl.aggregation.server_optimizer import ServerOptimizer
 from lfl.arguments import check_number
 
 
-class _ServerOptimizer(Optimizer):
+class _AdaptiveOptimizer(ServerOptimizer):
     """Base: ``x <- x + lr m / (sqrt(v) + tau)`` with ``m_0 = 0``, ``v_0 = tau^2``, and no correction of a bias."""
 
     def __init__(self, params: Iterable[torch.nn.Parameter], defaults: dict[str, Any]) -> None:
@@ -36,26 +36,14 @@ class _ServerOptimizer(Optimizer):
         """Update ``state["v"]`` in place, and return m."""
 
     @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take a step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["v"] = torch.full_like(parameter, group["tau"] ** 2)
-                direction = self.update(state, parameter.grad, group)
-                parameter.addcdiv_(direction, state["v"].sqrt().add_(group["tau"]), value=-group["lr"])
-        return loss
+    def move(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["v"] = torch.full_like(parameter, group["tau"] ** 2)
+        direction = self.update(state, gradient, group)
+        parameter.addcdiv_(direction, state["v"].sqrt().add_(group["tau"]), value=-group["lr"])
 
 
-class FedAdagrad(_ServerOptimizer):
+class FedAdagrad(_AdaptiveOptimizer):
     """``v <- v + Delta^2``, ``x <- x + lr Delta / (sqrt(v) + tau)``, ``v_0 = tau^2``.
 
     The same as torch's Adagrad with ``initial_accumulator_value=tau^2`` and ``eps=tau``.
@@ -75,7 +63,7 @@ class FedAdagrad(_ServerOptimizer):
         return gradient
 
 
-class FedAdam(_ServerOptimizer):
+class FedAdam(_AdaptiveOptimizer):
     """``m <- b1 m + (1 - b1) Delta``, ``v <- b2 v + (1 - b2) Delta^2``, ``x <- x + lr m / (sqrt(v) + tau)``.
 
     torch's Adam corrects the bias of m and v, and starts v at 0: another method.

@@ -152,7 +152,7 @@ class FedSub(FederatedCallback):
         self._store.scatter(_CLOCK, ids, self._clock(round_number).expand(len(ids), 2))
 
     def _has_data(self) -> Tensor:
-        """Which clients ever take part [N]: those that have data, and are not held out."""
+        """Mark the clients that ever take part [N] (bool): those that have data, and are not held out."""
         has_data: Tensor = self._federation.data.client_sizes > 0
         has_data[self._federation.held_out] = False
         return has_data

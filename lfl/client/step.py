@@ -74,7 +74,7 @@ class StepResult(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """How long a step took.
+    """The time of a step.
 
     Attributes:
         seconds: of it.

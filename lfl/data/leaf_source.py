@@ -142,7 +142,7 @@ class LEAFSource(Source):
 
 
 def _content(path: Path, read: Any) -> dict[str, Any]:
-    """What a file has of each user; a ``_User``, unless that is damaged.
+    """The data of each user in a file; a ``_User``, unless that is damaged.
 
     Users are made arrays as soon as they are parsed: as Python's numbers, all users of a file would take 8 GB.
     """

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lfl.storage.files import write_file
+
 _HEADERS = ({"client", "index"}, {"client", "index", "split"})
 ClientId: TypeAlias = int | str
 
@@ -59,9 +61,7 @@ def write_json(path: Path, train: list[list[int]], test: list[list[int]]) -> Non
         name: {str(client): positions for client, positions in enumerate(sets)}
         for name, sets in (("train", train), ("test", test))
     }
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(json.dumps(splits), encoding="utf-8")
-    beside.replace(path)
+    write_file(path, json.dumps(splits))
 
 
 def read_csv(path: Path) -> WrittenPartition:

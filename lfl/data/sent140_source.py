@@ -123,7 +123,7 @@ class Sent140Source(Source):
         return Vocabulary.of_texts(texts, self.vocabulary_size)
 
     def _held_out(self, users: list[str], names: list[str]) -> Tensor:
-        """Which tweets are for testing [n]: a share of each user's."""
+        """Mark the tweets for testing [n]: a share of each user's."""
         assert self.test_fraction is not None
         # Without the run's seed: the test set of a data set is the same in every run.
         _, test = split_each(IndexSets.from_owners(_numbers(users, names), len(names)), self.test_fraction, seed=0)

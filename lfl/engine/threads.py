@@ -33,7 +33,7 @@ class Threads:
         self.most = 1
         self._number = number
         # Looked at now, since Lightning sets them when it starts processes.
-        self._is_given = any(os.environ.get(name) for name in _VARIABLES)
+        self._is_given = is_number_given()
         self._available = 1
 
     @contextmanager
@@ -61,3 +61,8 @@ class Threads:
         elif device.type == "cpu" and not is_given:
             self.most = max(1, available // processes)
             torch.set_num_threads(1)
+
+
+def is_number_given() -> bool:
+    """Return whether the environment says how many threads torch is to use."""
+    return any(os.environ.get(name) for name in _VARIABLES)

@@ -85,7 +85,7 @@ class StepTimer:
         return costs
 
     def step_time(self, path: Path, count: int) -> StepTime:
-        """What a step of ``count`` clients takes, the least of five; replayed where the path records steps."""
+        """Time a step of ``count`` clients, the least of five; replayed where the path records steps."""
         return StepTime(min(self._times(self._engine(path), count)), bool(path.recording))
 
     def are_faster(self, threads: int, path: Path, count: int) -> bool:

@@ -18,13 +18,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
+from lfl.storage.files import write_error, write_file
 from lfl.storage.fingerprint import describe
-from lfl.storage.write_errors import write_error
+from lfl.storage.folders import CONFIG_FILE, HPARAMS_FILE, METRICS_FILE, TIMING_FILE
 
-METRICS_FILE = "metrics.csv"
-TIMING_FILE = "timing.csv"
-HPARAMS_FILE = "hparams.yaml"
-CONFIG_FILE = "config.yaml"  # the command line's
 TIMING_PREFIX = "time/"
 
 _ROUND = "round"
@@ -114,14 +111,7 @@ class CSVLogger(Logger):
         if (self.directory / CONFIG_FILE).exists():
             return
         settings = describe(vars(params) if isinstance(params, Namespace) else params)
-        path = self.directory / HPARAMS_FILE
-        beside = path.with_suffix(f".{os.getpid()}")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-            beside.replace(path)
-        except OSError as error:
-            raise write_error(error, path) from error
+        write_file(self.directory / HPARAMS_FILE, yaml.safe_dump(settings, sort_keys=False))
 
     @rank_zero_only
     def continue_from(self, directory: str | Path, last_round: int) -> None:

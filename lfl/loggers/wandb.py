@@ -20,13 +20,14 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
 from typing_extensions import override
 
-from lfl.loggers.csv import METRICS_FILE, TIMING_FILE, read_rows
+from lfl.loggers.csv import read_rows
+from lfl.storage.folders import CONFIG_FILE, METRICS_FILE, PARTITION_FILE, TIMING_FILE
 
 _AXIS = "round"
 # By default wandb waits 90 s for its server, and without limit for an upload. Setting: (wandb's default, ours).
 _LIMITS = {"init_timeout": (90.0, 10.0), "finish_timeout": (0.0, 120.0), "finish_timeout_raises": (False, True)}
 _PICTURES = "pictures"  # in a run's folder, and before the names of pictures that are logged
-_RESULTS = ("config.yaml", "*.csv", "partition.pt", f"{_PICTURES}/*.png")  # files of a run that are uploaded
+_RESULTS = (CONFIG_FILE, "*.csv", PARTITION_FILE, f"{_PICTURES}/*.png")  # files of a run that are uploaded
 _CREDENTIALS = {"api_key", "base_url", "identity_token_file"}
 
 # The runs that our loggers opened. wandb has one current run per process: a run of ours may be closed when the next of

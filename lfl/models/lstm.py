@@ -92,7 +92,7 @@ class TextLSTM(Backbone):
 
 
 class _LastState(nn.Module):
-    """What an LSTM's last layer says behind the last word, and before the first one if it reads backwards as well."""
+    """The output of an LSTM's last layer behind the last word, and before the first if it reads backwards too."""
 
     def __init__(
         self,

@@ -55,8 +55,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; ends the process with one line, and code 2, where there is nothing to report."""
     options = options_of(arguments)
-    from lfl.report.files import told
     from lfl.report.runs import ReportError
+    from lfl.storage.files import told
 
     try:
         page = write(options)
@@ -88,10 +88,10 @@ def write(options: argparse.Namespace) -> Path:
 def write_report(report: Report, output: Path) -> Path:
     """Write all files of a report; returns the page."""
     from lfl.report.content import curves_frame
-    from lfl.report.files import write_file
     from lfl.report.html import INSTALL, plotly_script, render
     from lfl.report.partitions import Counting, distinct, name_of_figure
     from lfl.report.text import render_text
+    from lfl.storage.files import write_file
 
     figures = output / "figures"
     different = distinct(_one_of_each_first(report))

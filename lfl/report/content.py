@@ -1,4 +1,4 @@
-"""What a report says, before it is a page or a file."""
+"""The content of a report, before it is a page or a file."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class Report:
 
     @cached_property
     def summary(self) -> Summary:
-        """What groups reached, and at what cost."""
+        """The table of what groups reached, and at what cost."""
         return summary_of(self.comparison.groups, quantities_of(self.metric, self.targets))
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """How each group is drawn, by label."""
+        """The style of each group, by label."""
         labels = [group.label for group in self.comparison.groups]
         if len(labels) > DRAWN:  # then those that are drawn get what is told apart best
             labels.sort(key=lambda label: label not in self.drawn)
@@ -131,7 +131,7 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """What was compared, in a sentence."""
+        """A sentence on what was compared."""
         groups, names = self.comparison.groups, list(self.comparison.names.values())
         runs = len(self.comparison.runs)
         seeds = sorted({len(group.runs) for group in groups})
@@ -170,7 +170,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of single runs."""
+        """Remarks on single runs."""
         lacking = [self._name(run) for run in self.comparison.runs if self.metric not in run.metrics]
         without = [f"{_listed(lacking)} did not log {self.metric}."] if lacking else []
         return [*self.comparison.notes, *without]

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lfl.report.curves import Curve
-from lfl.report.files import write_file
 from lfl.report.metrics import AXES
 from lfl.report.styles import Style, shortened
+from lfl.storage.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

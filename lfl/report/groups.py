@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from lfl.report.files import told
 from lfl.report.runs import ReportError, Run, find, names_of, read
 from lfl.report.settings import MAX_ROUNDS, METHOD, Setting, differing, labels, shared, short_names, shown
+from lfl.storage.files import told
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,12 @@ def _without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Ru
 
 
 def _draw(run: Run) -> Hashable:
-    """What determines a run's numbers, round by round."""
+    """Everything that determines a run's numbers, round by round."""
     return frozenset((key, value) for key, value in run.settings.items() if key != MAX_ROUNDS), tuple(run.seeds.items())
 
 
 def _replaces(other: Run, run: Run, order: Sequence[Run]) -> bool:
-    """Whether a run has all that another one has, which has the same settings and seeds.
+    """Return whether a run has all that another one has, which has the same settings and seeds.
 
     Runs with equal settings are equal, round by round; so they are no two draws. A run with more ``max_rounds`` is one
     of its own, unless it was resumed.

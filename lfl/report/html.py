@@ -92,7 +92,7 @@ def _thinned(report: Report) -> tuple[dict[str, dict[str, Curve]], str]:
 
 
 def _data(report: Report, partitions: Partitions, curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, Any]:
-    """What the page's script draws."""
+    """The data that the page's script draws."""
     drawn = set(report.drawn)
     metric, clients = report.clients
     owners = {
@@ -175,7 +175,7 @@ def _rows(report: Report) -> list[dict[str, Any]]:
 
 
 def _settings(report: Report) -> list[tuple[str, list[str]]]:
-    """What differs: for each group its values, by short name; an empty text for an argument that it does not have."""
+    """The settings that differ: each group's values, by short name; empty for an argument that it does not have."""
     keys = list(report.comparison.names)
     return [
         (group.label, [shown(group.settings[key]) if key in group.settings else "" for key in keys])

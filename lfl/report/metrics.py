@@ -1,4 +1,4 @@
-"""Which metric a report is about, which values of it are good, and targets."""
+"""The metric that a report is about, which values of it are good, and targets."""
 
 from __future__ import annotations
 

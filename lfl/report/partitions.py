@@ -1,4 +1,4 @@
-"""Which classes the clients of a run have: counted from its partition and the labels of its data."""
+"""The classes that the clients of a run have: counted from its partition and the labels of its data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
-from lfl.report.files import told
-from lfl.storage.write_errors import write_error
+from lfl.storage.files import told, write_error
+from lfl.storage.folders import CONFIG_FILE, PARTITION_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG, PARTITION = "config.yaml", "partition.pt"
 Partitions: TypeAlias = "dict[Path, list[list[int]] | str]"
 """Examples of each class of each client (inner lists), by run folder; or a line that says why they are not known."""
 # torch, Lightning and the data's own libraries are imported where they are needed: they take seconds.
@@ -93,8 +92,8 @@ def count_classes(run: Path, figure: Path) -> list[list[int]]:
     """
     from lfl.data import Partition
 
-    labels = labels_of(run / CONFIG)
-    partition = Partition.load(run / PARTITION)
+    labels = labels_of(run / CONFIG_FILE)
+    partition = Partition.load(run / PARTITION_FILE)
     figure.parent.mkdir(parents=True, exist_ok=True)
     for path in (figure.with_suffix(".png"), figure.with_suffix(".svg")):
         try:
@@ -114,8 +113,8 @@ def distinct(runs: Sequence[Path]) -> list[Path]:
     """One run for each different partition, in order."""
     found: dict[str, Path] = {}
     for run in runs:
-        path = run / PARTITION
-        if path.is_file() and (run / CONFIG).is_file():
+        path = run / PARTITION_FILE
+        if path.is_file() and (run / CONFIG_FILE).is_file():
             found.setdefault(hashlib.blake2b(path.read_bytes()).hexdigest(), run)
     return list(found.values())
 

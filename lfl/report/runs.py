@@ -16,9 +16,8 @@ import yaml
 
 from lfl.report.settings import MAX_ROUNDS, METHOD, Setting, flatten, is_seed, of_description
 from lfl.reporting.formats import DOWN, UP
+from lfl.storage.folders import CONFIG_FILE, HPARAMS_FILE, METRICS_FILE, TIMING_FILE
 
-CONFIG, METRICS, TIMING = "config.yaml", "metrics.csv", "timing.csv"
-HPARAMS = "hparams.yaml"  # of a run that was made from Python
 SECONDS, TRAINING = "time/round_s", "time/train_s"
 _STOPPING = ("EarlyStopping", "Timer")  # callbacks by which a run may end before its last round
 # The parser in C is ten times as fast, where PyYAML was built with it.
@@ -61,12 +60,12 @@ class Run:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether rounds are lost: a round's metrics are written before its times."""
+        """True where rounds are lost: a round's metrics are written before its times."""
         return self.timed > self.rounds
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has all its rounds, or a callback that may have ended it earlier."""
+        """True where it has all its rounds, or a callback that may have ended it earlier."""
         if self.is_damaged:
             return False
         may_stop = any(name in str(self.settings.get(METHOD, "")) for name in _STOPPING)
@@ -130,7 +129,8 @@ def find(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
         looked = ", ".join(f"{path!r}{'' if glob.glob(path) else ' (does not exist)'}" for path in given[:5])
         more = f" and {len(given) - 5} more" if len(given) > 5 else ""
         raise ReportError(
-            f"no runs in {looked}{more}: a run's folder, as `lfl fit` leaves it, has a {METRICS} and a {CONFIG}."
+            f"no runs in {looked}{more}: a run's folder, as `lfl fit` leaves it, has a {METRICS_FILE} and a "
+            f"{CONFIG_FILE}."
         )
     return list(runs), empty
 
@@ -141,12 +141,12 @@ def read(path: Path) -> Run:
     Raises:
         ReportError: a file in it is damaged.
     """
-    config = _read_config(path / CONFIG) or of_description(_read_config(path / HPARAMS))
+    config = _read_config(path / CONFIG_FILE) or of_description(_read_config(path / HPARAMS_FILE))
     settings = flatten(config)
     if not config:
         settings = {"folder": path.name}  # nothing else tells it from others
-    timing = read_metrics(path / TIMING)  # first: a run that is writing now must not look damaged
-    metrics = read_metrics(path / METRICS)
+    timing = read_metrics(path / TIMING_FILE)  # first: a run that is writing now must not look damaged
+    metrics = read_metrics(path / METRICS_FILE)
     return Run(
         path,
         {key: value for key, value in settings.items() if not is_seed(key)},
@@ -214,19 +214,19 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _below(path: Path) -> Iterator[Path]:
     """The run folders at and below a folder, in natural order."""
-    if (path / METRICS).is_file():
+    if (path / METRICS_FILE).is_file():
         yield path
         return
     folders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     found = [run for entry in sorted(folders, key=_natural) for run in _below(entry)]
-    if not found and _is_config_of_run(path / CONFIG):
+    if not found and _is_config_of_run(path / CONFIG_FILE):
         found = [path]  # it ended before its first round did
     yield from found
 
 
 def _is_evaluation(path: Path) -> bool:
-    """Whether a folder is that of an evaluation or of predictions: only rounds of training are timed."""
-    return (path / "predictions.pt").exists() or ((path / METRICS).exists() and not (path / TIMING).exists())
+    """Return whether a folder is that of an evaluation or of predictions: only rounds of training are timed."""
+    return (path / "predictions.pt").exists() or ((path / METRICS_FILE).exists() and not (path / TIMING_FILE).exists())
 
 
 def _is_config_of_run(path: Path) -> bool:

@@ -72,7 +72,7 @@ def _classes(value: Any) -> Any:
 
 
 def is_seed(key: str) -> bool:
-    """Whether a setting is what runs of one group may differ in.
+    """Return whether runs of one group may differ in a setting.
 
     >>> [is_seed(key) for key in ("seed_everything", "data.seed", "data.num_clients")]
     [True, True, False]

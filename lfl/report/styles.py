@@ -1,4 +1,4 @@
-"""How groups look: the same colour and line everywhere, in pages and in figures for print."""
+"""The looks of groups: the same colour and line everywhere, in pages and in figures for print."""
 
 from __future__ import annotations
 

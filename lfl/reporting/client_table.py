@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lfl.storage.write_errors import write_error
+from lfl.storage.files import write_error
 
 FILE = "clients.csv"
 _FIRST = ("round", "scope", "client", "examples")

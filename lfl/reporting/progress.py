@@ -222,7 +222,7 @@ class _Bar:
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can move its cursor."""
+    """Return whether a stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 

@@ -21,9 +21,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lfl.storage.files import write_error
 from lfl.storage.folders import run_number
 from lfl.storage.plain import from_plain, to_plain
-from lfl.storage.write_errors import write_error
 from lfl.version import __version__
 
 FORMAT_VERSION = 5

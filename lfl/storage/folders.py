@@ -1,4 +1,4 @@
-"""Run folders: a run never writes into another run's, it takes the next free one.
+"""Run folders, and the names of what is in them. A run never writes into another run's, it takes the next free one.
 
 Nothing heavy is imported here: commands that only start runs need it, too.
 """
@@ -7,6 +7,12 @@ import errno
 import os
 import re
 from pathlib import Path
+
+CONFIG_FILE = "config.yaml"  # the command line's
+HPARAMS_FILE = "hparams.yaml"  # in its place where a run was made from Python
+METRICS_FILE = "metrics.csv"
+TIMING_FILE = "timing.csv"
+PARTITION_FILE = "partition.pt"
 
 
 def new_run_folder(root: Path, prefix: str = "run") -> Path:

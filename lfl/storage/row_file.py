@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lfl.storage.checkpoint_file import CheckpointError, sync_folder
-from lfl.storage.write_errors import write_error
+from lfl.storage.files import write_error
 
 _HEADER_BYTES = 64
 _BINARY = getattr(os, "O_BINARY", 0)  # on Windows only, where newlines would otherwise be translated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from lfl.storage.folders import check_writable, new_run_folder
+from lfl.storage.files import write_file
+from lfl.storage.folders import METRICS_FILE, check_writable, new_run_folder
 from lfl.sweep.grid import PlannedRun
 from lfl.version import __version__
 
@@ -22,7 +22,6 @@ SWEEP = "sweep.yaml"
 RESULTS = "results.csv"
 FINISHED = "finished.json"
 LOG = "log.txt"
-METRICS = "metrics.csv"
 
 
 class SweepError(ValueError):
@@ -31,7 +30,7 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep is.
+    """A sweep, as its folder records it.
 
     Attributes:
         command: the words of ``lfl sweep`` that began it.
@@ -55,7 +54,7 @@ class Sweep:
             for run, digest in zip(self.runs, self.digests, strict=True)
         }
         content = {"lfl": __version__, "command": list(self.command), "runs": runs}
-        write_text(folder / SWEEP, yaml.safe_dump(content, sort_keys=False, width=120))
+        write_file(folder / SWEEP, yaml.safe_dump(content, sort_keys=False, width=120))
 
     @classmethod
     def read(cls, folder: Path) -> Sweep:
@@ -163,7 +162,7 @@ def remove_incomplete(folder: Path) -> None:
 def last_metrics(attempt: Path) -> dict[str, float]:
     """The last value of each metric of a run, with ``round``; empty where nothing was logged."""
     try:
-        text = (attempt / METRICS).read_text(encoding="utf-8")
+        text = (attempt / METRICS_FILE).read_text(encoding="utf-8")
     except OSError:
         return {}
     last: dict[str, float] = {}
@@ -190,26 +189,16 @@ def write_results(folder: Path, sweep: Sweep, states: Mapping[str, str]) -> None
     table = csv.DictWriter(text, ["run", *titles, "state", "folder", *names], lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    write_text(folder / RESULTS, text.getvalue())
+    write_file(folder / RESULTS, text.getvalue())
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
-    write_text(path, json.dumps(content) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    write_file(path, json.dumps(content) + "\n")
 
 
 def _read_finished(folder: Path) -> tuple[Path, int] | None:
-    """What ``finished.json`` says; None where there is none, or where it was damaged, as by a power cut."""
+    """Read ``finished.json``; None where there is none, or where it was damaged, as by a power cut."""
     try:
         content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
         return folder / str(content["folder"]), int(content.get("round", 1))
@@ -220,7 +209,7 @@ def _read_finished(folder: Path) -> tuple[Path, int] | None:
 def _last_round(attempt: Path) -> int:
     """The round of the last whole row of ``metrics.csv``; 0 where there is none."""
     try:
-        text = (attempt / METRICS).read_text(encoding="utf-8")
+        text = (attempt / METRICS_FILE).read_text(encoding="utf-8")
         return int(text[: text.rfind("\n") + 1].splitlines()[-1].partition(",")[0])
     except (OSError, ValueError, IndexError):
         return 0
@@ -231,7 +220,7 @@ def _number(cell: str) -> float:
 
 
 def _is_of(sweep: Sweep, folder: Path) -> bool:
-    """Whether a folder is that of the same sweep."""
+    """Return whether a folder is that of the same sweep."""
     try:
         return Sweep.read(folder).digest_of == sweep.digest_of
     except SweepError:

@@ -39,7 +39,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """What varies, or a setting that does not: an axis with one choice.
+    """A setting that varies, or one that does not: an axis with one choice.
 
     Attributes:
         title: the setting, such as ``optimizer.lr``, or the name of a group of variants.
@@ -53,7 +53,7 @@ class Axis:
 
     @property
     def varies(self) -> bool:
-        """Whether there is a choice."""
+        """True where there is a choice."""
         return len(self.choices) > 1 or not self.is_setting
 
 

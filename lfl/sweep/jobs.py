@@ -1,4 +1,4 @@
-"""What the processes of a sweep do: check the settings of a run, and run it.
+"""The work of a sweep's processes: check the settings of a run, and run it.
 
 torch, Lightning and the rest of lfl are imported by ``prepare``, in the processes; their parent does without.
 """
@@ -26,7 +26,6 @@ from lfl.sweep.folder import LOG, attempts, remove_incomplete, write_finished
 
 _ERROR = "lfl: error: "
 _STOPPED = (130, 143)  # exit codes of runs that SIGINT and SIGTERM ended
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -69,10 +68,11 @@ def prepare(size: int, place: int) -> None:
     import torch
 
     import lfl.cli  # noqa: F401
+    from lfl.engine.threads import is_number_given
 
     gc.enable()
     gc.freeze()  # or each collection between runs would go through all that is imported
-    if not any(os.environ.get(name) for name in _THREADS):
+    if not is_number_given():
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     # Before CUDA starts in this process, which reads the variable only then.
     gpu = own_gpu(place, os.environ.get(_GPUS), torch.cuda.device_count())

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 from lfl.reporting.formats import LOSS, format_seconds
 from lfl.reporting.progress import can_draw, console_of
-from lfl.sweep.folder import METRICS, attempts, last_metrics
+from lfl.storage.folders import METRICS_FILE
+from lfl.sweep.folder import attempts, last_metrics
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +25,7 @@ _OTHER_LINES = 6  # of the table: its head, and what stands around it
 
 @dataclass
 class RunView:
-    """What is shown of a run.
+    """A run as the table shows it.
 
     Attributes:
         name: of the run.
@@ -56,7 +57,7 @@ class RunView:
         """Read its metrics, if there are new ones."""
         newest = next(reversed(attempts(self.folder)), None)
         try:
-            seen = (str(newest), (newest / METRICS).stat().st_mtime_ns) if newest is not None else ("", 0)
+            seen = (str(newest), (newest / METRICS_FILE).stat().st_mtime_ns) if newest is not None else ("", 0)
         except OSError:
             return
         if newest is not None and seen != self._seen:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from lfl.sweep.folder import write_text
+from lfl.storage.files import write_file
 from lfl.sweep.grid import Axis, GridError, argument
 
 _LOGGER = "--trainer.logger=lfl.loggers.WandbLogger"
@@ -49,8 +49,7 @@ def write_files(path: Path, axes: Sequence[Axis], logs_to_wandb: bool) -> list[P
             "parameters": parameters,
         }
         file = path.with_name("_".join([path.stem, *names]) + path.suffix)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, f"# wandb sweep {file}\n{yaml.safe_dump(content, sort_keys=False, width=120)}")
+        write_file(file, f"# wandb sweep {file}\n{yaml.safe_dump(content, sort_keys=False, width=120)}")
         files.append(file)
     return files
 

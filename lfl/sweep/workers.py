@@ -25,7 +25,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Failure:
-    """What a call gives that raised an error, or whose process was lost.
+    """The result of a call that raised an error, or whose process was lost.
 
     Attributes:
         message: one line.
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a call: it was begun or, with a result, it has ended.
+    """An event of a call: it was begun or, with a result, it has ended.
 
     Attributes:
         number: of the call.

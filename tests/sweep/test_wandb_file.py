@@ -1,10 +1,10 @@
 """The file of a W&B sweep makes the runs of the grid, by W&B's own reading of it."""
 
-import itertools
 from pathlib import Path
 
 import pytest
 import yaml
+from wandb_sweeps import expand
 
 from lfl.sweep.grid import GridError, combine, read_axes
 from lfl.sweep.wandb_file import write_files
@@ -12,26 +12,11 @@ from lfl.sweep.wandb_file import write_files
 LOGGER = "--trainer.logger=lfl.loggers.WandbLogger"
 
 
-def expand(path: Path) -> list[list[str]]:
-    """The commands that ``wandb agent`` starts for a grid, by its own functions."""
-    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
-
-    sweep = yaml.safe_load(path.read_text())
-    names = list(sweep["parameters"])
-    commands = []
-    for values in itertools.product(*(sweep["parameters"][name]["values"] for name in names)):
-        given = create_sweep_command_args({"args": {n: {"value": v} for n, v in zip(names, values, strict=True)}})
-        macros = {f"${{{key}}}": words for key, words in given.items()} | {"${program}": [sweep["program"]]}
-        parts = [macros.get(word, [word]) for word in create_sweep_command(list(sweep["command"]))]
-        commands.append(list(itertools.chain.from_iterable(parts)))
-    return commands
-
-
 def test_the_commands_are_those_of_the_runs_with_a_logger(tmp_path: Path) -> None:
     axes = read_axes(["--config", "a.yaml", "--x=3", "--optimizer.lr", "0.05,1e-3,null", "--seed_everything", "0,1"])
     (path,) = write_files(tmp_path / "new" / "sweep.yaml", axes, logs_to_wandb=False)
     wanted = [["lfl", "fit", *run.arguments[:2], LOGGER, *run.arguments[2:]] for run in combine(axes)]
-    assert expand(path) == wanted
+    assert expand(yaml.safe_load(path.read_text())) == wanted
     content = yaml.safe_load(path.read_text())
     assert (content["method"], content["parameters"]["seed_everything"]) == ("grid", {"values": [0, 1]})
     assert path.read_text().startswith(f"# wandb sweep {path}\n")
@@ -43,7 +28,7 @@ def test_configs_and_variants_have_a_file_each(tmp_path: Path) -> None:
     axes = read_axes(["--config", "a.yaml,b.yaml", "--grid", grid, "--seed_everything", "0,1"])
     files = write_files(tmp_path / "s.yaml", axes, logs_to_wandb=True)
     assert [file.name for file in files] == ["s_a_near.yaml", "s_a_far.yaml", "s_b_near.yaml", "s_b_far.yaml"]
-    commands = [command for file in files for command in expand(file)]
+    commands = [command for file in files for command in expand(yaml.safe_load(file.read_text()))]
     assert commands == [["lfl", "fit", *run.arguments] for run in combine(axes)]
 
 

@@ -33,9 +33,10 @@ from torch.utils.data import TensorDataset
 from lfl.aggregation import MeanAggregator
 from lfl.callbacks import FLSS, LBGM, STC, FederatedCallback, FetchSGD, Scaffold, Sign
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
-from lfl.loggers.csv import METRICS_FILE, read_rows
+from lfl.loggers.csv import read_rows
 from lfl.models import Classifier, McMahanCNN, ResNet
 from lfl.participation import FullParticipation
+from lfl.storage.folders import METRICS_FILE
 from tools.table import Table
 from tools.training import fitted
 

@@ -10,7 +10,8 @@ from io import StringIO
 from pathlib import Path
 
 from lfl.cli import FederatedCLI
-from lfl.loggers.csv import METRICS_FILE, TIMING_FILE, read_rows
+from lfl.loggers.csv import read_rows
+from lfl.storage.folders import METRICS_FILE, TIMING_FILE
 
 
 @dataclass(frozen=True)

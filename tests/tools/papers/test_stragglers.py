@@ -84,6 +84,18 @@ def test_those_that_wait_for_nobody_have_more_rounds() -> None:
     assert rounds["FedBuff, C = 10"] == (200, 10)
 
 
+def test_all_have_the_optimizer_that_is_said() -> None:
+    """Files of ``configs/`` have rates and momenta of their own."""
+    runs = stragglers.STUDIES["fixed"].runs(1, 100, "cpu")
+    found = {
+        name: tuple(dict(run.overrides)[f"optimizer.init_args.{part}"] for part in ("lr", "momentum"))
+        for name, (run,) in runs.items()
+    }
+    assert found["HF-MAML"] == (0.05, 0.0)
+    assert found["FedAvg"] == found["FedAsync, C = 1"] == found["FedRep, 10 + 1"] == (0.1, 0.5)
+    assert found["LG-FedAvg"] == found["LG-SRPFL"] == found["FedRep"] == found["FedBuff, C = 0"] == (0.05, 0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject

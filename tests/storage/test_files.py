@@ -1,11 +1,12 @@
-"""Files are whole at every moment."""
+"""Files are whole at every moment, and errors of writing name the file."""
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
 
-from lfl.report.files import told, write_file
+from lfl.storage.files import told, write_error, write_file
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
@@ -40,3 +41,15 @@ def test_errors_name_the_file_and_no_number(tmp_path: Path, monkeypatch: pytest.
     assert kept.read_text() == "kept"
     assert told(PermissionError(errno.EACCES, "Permission denied", "b.csv")) == "b.csv: Permission denied"
     assert told(OSError()) == "OSError"
+
+
+def test_a_full_disk_tells_its_room(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "a.csv"
+    error = write_error(OSError(errno.ENOSPC, "No space left on device"), path)
+    said = rf"Cannot write {re.escape(str(path))}: No space left on device\. [\d.]+ MiB are free in "
+    assert error.errno == errno.ENOSPC
+    assert re.match(f"{said}{re.escape(str(tmp_path))};", error.strerror or "")
+
+
+def test_other_errors_are_one_sentence() -> None:
+    assert write_error(OSError("odd"), Path("a.csv")).strerror == "Cannot write a.csv: odd."
