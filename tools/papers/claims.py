@@ -1,85 +1,102 @@
-"""Claims of papers: whether they hold here, with the numbers that decide it."""
+"""Claims of papers: in their words, with a rule that decides them by numbers of a study."""
 
 from __future__ import annotations
 
-import itertools
-import math
-import statistics
-from dataclasses import dataclass
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from tools.papers.kept import KEPT, Number, Numbers, read, write
+from tools.papers.verdicts import Decision, decide
 from tools.table import Table
 
-_ANSWERS = {True: "holds", False: "does not hold", None: "not tested"}
+CLAIMS = Path(__file__).parent / "claims"
+PAPERS = {"ssf": "SSF", "flss": "FLSS", "fl-ssgd": "FL-SSGD", "fedmrur": "FedMRUR", "srpfl": "SRPFL"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper.
+    """A claim of a paper.
 
     Attributes:
-        text: what it says.
-        holds: whether it does here; None where nothing decides it.
-        numbers: why.
+        place: where the paper makes it.
+        words: the paper's own.
+        setting: what was run here, and how it differs from what the paper ran.
+        rule: how numbers decide it; see ``verdicts.decide``.
+        study: the file of those numbers, without its ending; empty for none.
+        command: makes that file; empty for none.
+        cost: what it would take to test it; empty where it was.
     """
 
-    text: str
-    holds: bool | None
-    numbers: str
+    place: str
+    words: str
+    setting: str
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    study: str = ""
+    command: str = ""
+    cost: str = ""
+
+    def decision(self, numbers: Numbers | None = None) -> Decision:
+        """What numbers say of it; those that are kept, for None."""
+        if numbers is None:
+            numbers = kept(KEPT / f"{self.study}.csv") if self.study else Numbers([])
+        return decide(self.rule, numbers)
 
 
-def tabulate_claims(title: str, claims: list[Claim]) -> Table:
-    """A table with a line for each claim."""
-    table = Table(f"{title}: what the paper says", ["claim", "here", "numbers"])
-    for claim in claims:
-        table.add(claim.text, _ANSWERS[claim.holds], claim.numbers)
+@cache
+def kept(path: Path) -> Numbers:
+    """The kept numbers of a study."""
+    return Numbers(read(path))
+
+
+def claims_of(paper: str) -> list[Claim]:
+    """The claims of a paper, by the name of its file.
+
+    Raises:
+        TypeError: an entry has a field that claims do not have, or lacks one.
+    """
+    entries = yaml.safe_load((CLAIMS / f"{paper}.yaml").read_text(encoding="utf-8"))
+    return [Claim(**entry) for entry in entries]
+
+
+def decided_by(study: str, numbers: Sequence[Number]) -> Table:
+    """A table of the claims that a study is for, as these numbers decide them."""
+    table = Table("What the paper says", ["claim", "here", "numbers"])
+    for paper in PAPERS:
+        for claim in claims_of(paper):
+            if claim.study == study:
+                decision = claim.decision(Numbers(numbers))
+                table.add(f"{claim.place}: {claim.words.strip()}", decision.verdict, decision.numbers)
     return table
 
 
-def publish(folder: Path, name: str, title: str, table: Table, claims: list[Claim], warning: str = "") -> None:
-    """Show the table and the claims, and write both as files.
+def publish(name: str, table: Table, numbers: Sequence[Number], folder: Path, options: argparse.Namespace) -> None:
+    """Show a study's table and the claims that its numbers decide; write table and numbers.
+
+    Numbers of runs that were cut short decide nothing, and are not kept.
 
     Args:
+        name: of the study, and of its files.
+        table: for people.
+        numbers: of all its runs.
         folder: of the files.
-        name: of the files.
-        title: of the claims.
-        table: the numbers.
-        claims: what they decide.
-        warning: a note under both; empty for none.
+        options: of the command line, as ``experiments.add_options`` has them.
     """
-    for part, suffix in ((table, ""), (tabulate_claims(title, claims), "-claims")):
-        if warning:
-            part.notes.append(warning)
-        part.write(folder, name + suffix)
-        part.show()
-
-
-def ordered(text: str, values: dict[str, float]) -> Claim:
-    """Claim that values increase in their order; one that is not finite is larger than all that are."""
-    ranks = [value if math.isfinite(value) else math.inf for value in values.values()]
-    return compared(text, all(a < b for a, b in itertools.pairwise(ranks)), values, "diverged")
-
-
-def compared(text: str, holds: bool, values: dict[str, float], otherwise: str = "not reached") -> Claim:
-    """A claim with the numbers that decide it, ``otherwise`` for those that are not finite.
-
-    One that does not hold where no number is finite has not been tested.
-    """
-    is_tested = holds or any(math.isfinite(value) for value in values.values())
-    told = ", ".join(f"{name} {number(value, otherwise)}" for name, value in values.items())
-    return Claim(text, holds if is_tested else None, told)
-
-
-def difference(text: str, higher: list[float], lower: list[float]) -> Claim:
-    """Claim that numbers are higher than others, with every seed; told are the differences by seed."""
-    differences = [a - b for a, b in zip(higher, lower, strict=True)]
-    told = f"{statistics.mean(differences):+.1f} ({' '.join(f'{value:+.1f}' for value in differences)})"
-    is_read = not any(math.isnan(value) for value in differences)
-    return Claim(text, all(value > 0 for value in differences) if is_read else None, told)
-
-
-def number(value: float, otherwise: str = "diverged") -> str:
-    """Write a number with three digits."""
-    if not math.isfinite(value):
-        return otherwise
-    return f"{value:.2e}" if value and not 1e-2 <= abs(value) < 1e4 else f"{value:#.3g}".rstrip(".")
+    is_short = bool(options.quick or options.rounds)
+    if is_short:
+        table.notes.append("Cut short, for a look: these numbers decide nothing.")
+    table.write(folder, name)
+    table.show()
+    write(numbers, folder / f"{name}-numbers.csv")
+    if is_short:
+        return
+    if options.keep:
+        write(numbers, KEPT / f"{name}.csv")
+    claims = decided_by(name, numbers)
+    if claims.rows:
+        claims.show()

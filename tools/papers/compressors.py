@@ -16,10 +16,9 @@ all, but FetchSGD's momentum is 0.5, as in ``configs/fetchsgd.yaml``.
 from __future__ import annotations
 
 import argparse
-import statistics
+from collections.abc import Mapping, Sequence
 
-from lfl.report.numbers import mean_and_deviation
-from tools.papers.claims import Claim, difference
+from tools.papers.kept import Quantities, Quantity
 from tools.papers.study import (
     BOTH_WAYS,
     UP,
@@ -27,6 +26,7 @@ from tools.papers.study import (
     Overrides,
     Results,
     Study,
+    accuracy_and_bytes,
     final,
     parse,
     partitioned,
@@ -35,9 +35,8 @@ from tools.papers.study import (
     within,
 )
 from tools.papers.tables import FLSS_SETTING, callback, stack
-from tools.table import Table
 
-_FLSS_NAME = "FLSS"
+_FLSS_NAME, _SIGN = "FLSS", "Sign + EF"
 _READINGS = ("at the end", "at FLSS's upload", "at FLSS's upload and download")
 
 
@@ -50,24 +49,31 @@ def readings(results: Results, name: str) -> list[list[float]]:
     return [list(values) for values in zip(*found, strict=True)]
 
 
-def tabulate(results: Results, table: Table) -> None:
-    """Accuracy in the three readings, and what is sent."""
-    for name, outcomes in results.items():
-        up, down = (statistics.mean(sent(o, (way,)) for o in outcomes) / 1e6 for way in BOTH_WAYS)
-        table.add(name, *map(mean_and_deviation, readings(results, name)), f"{up:.1f}", f"{down:.1f}")
+def measure(results: Results) -> Quantities:
+    """Accuracy in the three readings, by how much FLSS is ahead by seed, and what is sent."""
+    read = {name: readings(results, name) for name in results}
+    accuracies = {
+        f"accuracy % {reading}": Quantity({name: values[number] for name, values in read.items()})
+        for number, reading in enumerate(_READINGS)
+    }
+    over_sign = f"{_SIGN} + FLSS over {_SIGN}"
+    leads = {
+        "FLSS's lead at the end": Quantity(_leads(read, 0)),
+        "FLSS's lead at its upload": Quantity(_leads(read, 1)),
+        "lead at the end": Quantity({over_sign: _ahead(read[f"{_SIGN} + FLSS"][0], read[_SIGN][0])}),
+    }
+    traffic = {name: quantity for name, quantity in accuracy_and_bytes(results).items() if "MB" in name}
+    return {**accuracies, **leads, **traffic}
 
 
-def claims(results: Results) -> list[Claim]:
-    """FLSS beside FedAvg and beside each compressor, and on top of the sign, in each reading."""
-    ours = readings(results, _FLSS_NAME)
-    made = []
-    for name in results:
-        if name == _FLSS_NAME:
-            continue
-        for reading, higher, lower in zip(_READINGS, ours, readings(results, name), strict=True):
-            made.append(difference(f"FLSS is better than {name} {reading}", higher, lower))
-    pair = (readings(results, name)[0] for name in ("Sign + EF + FLSS", "Sign + EF"))
-    return [*made, difference("Sign + EF + FLSS is better than Sign + EF at the end", *pair)]
+def _leads(read: Mapping[str, list[list[float]]], reading: int) -> dict[str, list[float]]:
+    """By how much FLSS is ahead of each other method in a reading, by seed."""
+    ours = read[_FLSS_NAME][reading]
+    return {name: _ahead(ours, values[reading]) for name, values in read.items() if name != _FLSS_NAME}
+
+
+def _ahead(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(ours, theirs, strict=True)]
 
 
 def study(alpha: float) -> Study:
@@ -94,10 +100,7 @@ def study(alpha: float) -> Study:
         rounds=160,
         evaluate_every=4,
         metrics=("val_acc", *BOTH_WAYS),
-        tabulate=tabulate,
-        claims=claims,
-        columns=("method", *(f"accuracy % {reading}" for reading in _READINGS), "MB up", "MB down"),
-        clock=UP[0],
+        measure=measure,
     )
 
 
@@ -105,7 +108,7 @@ STUDIES = {"dirichlet0.1": study(0.1), "dirichlet0.5": study(0.5)}
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    return parse(STUDIES, __doc__, "runs/compressors", arguments)
+    return parse(STUDIES, __doc__, "compressors", arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -107,6 +107,14 @@ class Laboratory:
         self._made: dict[Run, Outcome] = {}
         self._pool: ProcessPoolExecutor | None = None  # started when it is needed, and kept: imports take seconds
 
+    @property
+    def _results(self) -> Path:
+        return self.output / "results"
+
+    def folder(self, run: Run) -> Path:
+        """The folder that a run's own folder is in."""
+        return self._results / run.name(self.configs)
+
     def close(self) -> None:
         """End the processes; runs that have not started are not made."""
         if self._pool is not None:
@@ -116,11 +124,10 @@ class Laboratory:
     def outcomes(self, runs: Iterable[Run]) -> dict[Run, Outcome]:
         """Make some runs, equal ones once; returns their outcomes."""
         wanted = list(dict.fromkeys(runs))
-        folder = self.output / "results"
-        folder.mkdir(parents=True, exist_ok=True)
+        self._results.mkdir(parents=True, exist_ok=True)
         missing = []
         for run in wanted:
-            path = folder / f"{run.name(self.configs)}.json"
+            path = self.folder(run).with_suffix(".json")
             if self._reuse and run not in self._made and path.exists():
                 self._made[run] = Outcome.read(path)
             if run not in self._made:
@@ -157,11 +164,6 @@ def extent(options: argparse.Namespace, rounds: int, seeds: int, quick_rounds: i
     )
 
 
-def warning_of(options: argparse.Namespace) -> str:
-    """What to print beside numbers of few rounds; empty for others."""
-    return "A quick look: neither numbers nor claims count." if options.quick else ""
-
-
 def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:
     """Add the options of every command that makes such runs."""
     parser.add_argument("--seeds", type=int, help="runs of every method; by default as many as the results have")
@@ -169,6 +171,7 @@ def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds and seeds: everything once, no results")
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--reuse", action=argparse.BooleanOptionalAction, default=True, help="take earlier results")
+    parser.add_argument("--keep", action="store_true", help="leave the numbers where docs/claims.md is made from them")
     parser.add_argument("--configs", type=Path, default=configs, help="folder of the runs' configs")
 
 
@@ -188,7 +191,7 @@ def _tell(said: str) -> None:
 
 
 def make(run: Run, configs: Path, path: Path) -> Outcome:
-    """Make a run and keep its outcome in ``path``; its run folder is removed."""
+    """Make a run; its outcome is kept in ``path``, its run folder beside it, for ``lfl report``."""
     root = path.with_suffix("")
     shutil.rmtree(root, ignore_errors=True)
     started, failure = time.perf_counter(), ""
@@ -200,7 +203,6 @@ def make(run: Run, configs: Path, path: Path) -> Outcome:
     seconds = time.perf_counter() - started
     outcome = Outcome(folder.rounds, seconds, failure, common_series(folder, run.metrics))
     outcome.write(path, run)
-    shutil.rmtree(root, ignore_errors=True)
     return outcome
 
 

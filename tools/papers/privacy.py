@@ -13,16 +13,15 @@ whose settings have a result is not made again.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lfl.report.numbers import mean_and_deviation
 from tools import CONFIGS
-from tools.papers.claims import Claim, ordered, publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened, warning_of
+from tools.papers.claims import publish
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.study import final, last
-from tools.papers.summaries import three_digits
-from tools.table import Table
 
 Results = Mapping[float, Sequence[Outcome]]  # by noise multiplier
 
@@ -48,35 +47,32 @@ def accuracies(outcomes: Sequence[Outcome]) -> list[float]:
     return [100 * final(outcome, ACCURACY) for outcome in outcomes]
 
 
-def tabulate(results: Results, title: str) -> Table:
-    """A line for each level of noise."""
-    table = Table(title, ["noise multiplier", "epsilon", "accuracy %", "clip at the end"])
-    for noise, outcomes in results.items():
-        table.add(
-            f"{noise:g}",
-            three_digits(last(outcomes[0], EPSILON)) if noise else "infinite",
-            mean_and_deviation(accuracies(outcomes)),
-            mean_and_deviation([last(outcome, CLIP) for outcome in outcomes], 2),
-        )
-    table.notes = [
-        "Accuracy on the test set, mean of the last tenth of the evaluations, ± std over seeds. Epsilon of all rounds, "
-        "at the config's delta."
-    ]
-    return table
-
-
-def claims(results: Results) -> list[Claim]:
-    """Decide whether privacy costs accuracy."""
-    values = {f"noise {noise:g}": sum(accuracies(o)) / len(o) for noise, o in sorted(results.items(), reverse=True)}
-    return [ordered("the less noise, the more accurate", values)]
+def measure(results: Results) -> Quantities:
+    """Epsilon, accuracy and the clip at the end, by noise multiplier."""
+    epsilons = {
+        f"{noise:g}": [last(o, EPSILON) if noise else math.nan for o in found] for noise, found in results.items()
+    }
+    return {
+        "epsilon": Quantity(epsilons, 2),
+        "accuracy %": Quantity({f"{noise:g}": accuracies(outcomes) for noise, outcomes in results.items()}),
+        "clip at the end": Quantity(
+            {f"{noise:g}": [last(o, CLIP) for o in found] for noise, found in results.items()}, 2
+        ),
+    }
 
 
 def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
-    """Make all runs; show and write the table and what it decides."""
+    """Make all runs; show and write the table."""
     rounds, seeds = extent(options, ROUNDS, SEEDS, quick_rounds=5)
     results = laboratory.by_group(runs_of(seeds, rounds))
     title = f"MNIST-5000, 1,000 clients, each in a round with probability 0.1; {rounds} rounds, {seeds} seed(s)"
-    publish(laboratory.output, "privacy", "DP-FedAvg", tabulate(results, title), claims(results), warning_of(options))
+    quantities = measure(results)
+    table = tabulate(title, quantities, "noise multiplier")
+    table.notes = [
+        "Accuracy on the test set, mean of the last tenth of the evaluations, ± std over seeds. Epsilon of all rounds, "
+        "at the config's delta; infinite without noise."
+    ]
+    publish("privacy", table, numbers_of(quantities), laboratory.output, options)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

@@ -13,8 +13,8 @@
   FedRep and FedRep-SRPFL to a distance from the optimum, for 16 to 1,024 clients.
 
 Each number comes from runs of ``lfl fit`` with the files of ``configs/problems/`` and overrides. The output folder gets
-the tables and the claims (CSV, Markdown), the figures (PNG), and a small result file of every run: a run whose settings
-have a result is not made again, so an interrupted call goes on when it is repeated.
+the tables (CSV, Markdown), the figures (PNG), and every run: one whose settings have a result is not made again, so an
+interrupted call goes on when it is repeated.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ TARGETS: dict[str, ssf.ErrorTable | ssgd.TimeFigure | srpfl.SpeedupFigure] = {
 
 
 def reproduce(name: str, laboratory: Laboratory, options: argparse.Namespace) -> None:
-    """Make the runs of one target; show and write its table and claims, draw its figure."""
+    """Make the runs of one target; show and write its table, draw its figure."""
     target, figure = TARGETS[name], laboratory.output / f"{name}.png"
-    table, claims = target.reproduce(laboratory, options.seeds, options.rounds, options.quick, figure)
-    short = options.quick or options.rounds
-    warning = "NOT A REPRODUCTION: the runs were cut short, so neither numbers nor claims count." if short else ""
-    publish(laboratory.output, name, target.title, table, claims, warning)
+    table, numbers = target.reproduce(laboratory, options.seeds, options.rounds, options.quick, figure)
+    publish(name, table, numbers, laboratory.output, options)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

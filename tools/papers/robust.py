@@ -10,28 +10,25 @@ signs flipped alone the mean of a fifth of attackers still points the right way,
 opposite it points backwards, -0.2 times.
 
 Each number comes from runs of ``lfl fit`` with files of ``configs/`` and overrides; a seed stands for the partition,
-the initial weights, the attackers and every draw. The output folder gets the table and the claims (CSV, Markdown), and
+the initial weights, the attackers and every draw. The output folder gets the table (CSV, Markdown), and
 a small result file of every run: a run whose settings have a result is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lfl.report.numbers import mean_and_deviation
 from tools import CONFIGS
-from tools.papers.claims import Claim, compared, publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened, warning_of
+from tools.papers.claims import publish
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.study import Overrides, final
-from tools.table import Table
 
 Results = Mapping[tuple[str, str], Sequence[Outcome]]  # by method and attack
 
 ROUNDS, SEEDS = 40, 3
-LEARNS, FAILS = 0.8, 0.5  # of the accuracy of the mean without attack: at least, at most
 _AGGREGATOR = "trainer.aggregator.init_args"
 _SHARE = (("trainer.callbacks.init_args.share", 0.2),)
 
@@ -76,41 +73,20 @@ def accuracies(outcomes: Sequence[Outcome]) -> list[float]:
     return [100 * final(outcome, "val_acc") for outcome in outcomes]
 
 
-def tabulate(results: Results, title: str) -> Table:
-    """A line for each aggregator, a column for each attack."""
-    table = Table(title, ["aggregator", *ATTACKS])
-    for method in METHODS:
-        table.add(method, *(mean_and_deviation(accuracies(results[method, attack])) for attack in ATTACKS))
-    table.notes = ["Accuracy on the test set in percent, mean of the last tenth of the evaluations, ± std over seeds."]
-    return table
-
-
-def claims(results: Results) -> list[Claim]:
-    """Decide which aggregators learn under attack."""
-
-    def under(attack: str, method: str) -> float:
-        return statistics.mean(accuracies(results[method, attack]))
-
-    found = []
-    best = under("no attack", "mean")
-    for attack in list(ATTACKS)[1:]:
-        value = under(attack, "mean")
-        text = f"{attack}: the mean fails (at most {FAILS:g} of its accuracy without attack)"
-        found.append(compared(text, value <= FAILS * best, {"without attack": best, "mean": value}))
-        for method in ("median", "trimmed mean", "Krum"):
-            value = under(attack, method)
-            text = f"{attack}: {method} learns (at least {LEARNS:g} of the mean without attack)"
-            found.append(compared(text, value >= LEARNS * best, {"without attack": best, method: value}))
-    return found
+def measure(results: Results) -> Quantities:
+    """Accuracy by aggregator, for each attack."""
+    return {attack: Quantity({method: accuracies(results[method, attack]) for method in METHODS}) for attack in ATTACKS}
 
 
 def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
-    """Make all runs; show and write the table and what it decides."""
+    """Make all runs; show and write the table."""
     rounds, seeds = extent(options, ROUNDS, SEEDS, quick_rounds=3)
     results = laboratory.by_group(runs_of(seeds, rounds))
     title = f"MNIST-5000, MLP, Dirichlet(1), 20 of 100 clients, 20 of which attack; {rounds} rounds, {seeds} seed(s)"
-    table, warning = tabulate(results, title), warning_of(options)
-    publish(laboratory.output, "robust", "Robust aggregation", table, claims(results), warning)
+    quantities = measure(results)
+    table = tabulate(title, quantities, "aggregator")
+    table.notes = ["Accuracy on the test set in percent, mean of the last tenth of the evaluations, ± std over seeds."]
+    publish("robust", table, numbers_of(quantities), laboratory.output, options)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from lfl.problems import LinearRepresentationData
 from lfl.problems.doubling import DoublingPoints
 from lfl.problems.linear_representation import leading_subspace, principal_distance
-from tools.papers.claims import Claim, compared
 from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.kept import Number
 from tools.papers.summaries import three_digits
 from tools.table import Table
 
@@ -35,7 +35,6 @@ ROUNDS = {FEDREP: 80, SRPFL: 40}  # of a run; for SRPFL those of the last stage
 BAD_STARTS = 2560  # / N rounds at least: Algorithm 2's start is poor, and a round cheap, where clients are few
 TUNING_SEED = 1000  # of the problem whose start the stages are computed from
 RESAMPLES = 400  # of the seeds, for a standard error
-ERRORS = 2.0  # standard errors that a law may miss a speed-up by
 Seeds = slice | NDArray[np.int64]
 EVERY_SEED = slice(None)
 
@@ -191,11 +190,15 @@ class Comparison:
         """The speed-up over all seeds."""
         return self.speedup_of(EVERY_SEED)
 
+    @property
+    def runs(self) -> int:
+        """How many seeds there are."""
+        return len(self.curves[FEDREP].clocks)
+
     @cached_property
     def error(self) -> float:
         """Standard error of the speed-up, by bootstrap over the seeds."""
-        count = len(self.curves[FEDREP].clocks)
-        draws = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+        draws = np.random.default_rng(0).integers(self.runs, size=(RESAMPLES, self.runs))
         return float(np.std([self.speedup_of(row) for row in draws]))
 
 
@@ -220,8 +223,8 @@ class SpeedupFigure:
 
     def reproduce(
         self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Claim]]:
-        """Make the runs, draw the figure; give the table and the claims."""
+    ) -> tuple[Table, list[Number]]:
+        """Make the runs, draw the figure; give the table and the numbers."""
         seeds, rounds = seeds or (1 if quick else self.seeds), rounds or (70 if quick else None)
         config = laboratory.configs / CONFIGS[SRPFL]
         problems = [Problem.of_config(config, size) for size in (self.sizes[:2] if quick else self.sizes)]
@@ -246,7 +249,7 @@ class SpeedupFigure:
         }
         theory = {s: {p.num_clients: p.points(s).speedup(p.target) for p in problems} for s in self.scenarios}
         plot(results, theory, figure)
-        return self.tabulate(results, theory, problems, seeds), claims_of(results)
+        return self.tabulate(results, theory, problems, seeds), numbers(results)
 
     def tabulate(
         self,
@@ -280,38 +283,40 @@ class SpeedupFigure:
         return table
 
 
-def claims_of(results: Results) -> list[Claim]:
-    """Claims that FedRep-SRPFL is faster, and that its speed-up grows as log N."""
-    claims = []
+def numbers(results: Results) -> list[Number]:
+    """Speed-ups by scenario and number of clients, and how well two laws fit their growth."""
+    found = []
     for scenario, by_size in results.items():
-        speedups = {f"N = {size}": found.speedup for size, found in by_size.items()}
-        faster = all(value > 1 for value in speedups.values())
-        claims.append(compared(f"{scenario.name}: {SRPFL} is faster", faster, speedups))
-        claims.append(claim_of_growth(scenario, by_size))
-    return claims
+        for size, comparison in by_size.items():
+            deviation = comparison.error * math.sqrt(comparison.runs)
+            said = (scenario.name, f"N = {size}", "speed-up", None, comparison.speedup)
+            found.append(Number(*said, deviation, comparison.runs))
+        found += [
+            Number(scenario.name, law, quantity, None, value)
+            for law, fitted in growth(by_size).items()
+            for quantity, value in fitted.items()
+        ]
+    return found
 
 
-def claim_of_growth(scenario: Scenario, by_size: Mapping[int, Comparison]) -> Claim:
-    """Claim that speed-ups grow, and that ``alpha + beta log N`` fits each within two standard errors.
+def growth(by_size: Mapping[int, Comparison]) -> dict[str, dict[str, float]]:
+    """Fit ``alpha + beta log2 N`` to speed-ups, and a power of N, which has as many parameters.
 
-    The fit of a power of N, which has as many parameters, stands beside it.
+    Returns:
+        By law its slope or exponent, and by how many standard errors it misses a speed-up at most; empty for fewer
+        than three numbers of clients, and where a speed-up or its error is not known.
     """
-    sizes = np.array(list(by_size), dtype=float)
+    sizes = np.log2(np.array(list(by_size), dtype=float))
     means = np.array([found.speedup for found in by_size.values()])
     errors = np.array([found.error for found in by_size.values()])
-    text = f"{scenario.name}: the speed-up grows as log N"
     if len(sizes) < 3 or not (np.isfinite(means + errors) & (errors > 0)).all():
-        return Claim(text, None, "needs three numbers of clients and several runs")
-    slope, logarithmic = misfit(np.log2(sizes), means, errors)
-    power, polynomial = misfit(np.log2(sizes), np.log(means), errors / means)
-    consistent = logarithmic <= ERRORS and slope > ERRORS * slope_error(np.log2(sizes), errors)
-    numbers = (
-        f"{slope:+.2f} a doubling of N; log N misses by up to {logarithmic:.1f} standard errors, "
-        f"N^{power / math.log(2):.2f} by up to {polynomial:.1f}"
-    )
-    if max(logarithmic, polynomial) <= ERRORS:
-        numbers += f": {len(sizes)} points cannot tell them apart"
-    return Claim(text, bool(consistent), numbers)
+        return {}
+    slope, logarithmic = misfit(sizes, means, errors)
+    power, polynomial = misfit(sizes, np.log(means), errors / means)
+    return {
+        "log N": {"a doubling": slope, "standard error": slope_error(sizes, errors), "misfit": logarithmic},
+        "power of N": {"exponent": power / math.log(2), "misfit": polynomial},
+    }
 
 
 def misfit(x: NDArray[np.float64], y: NDArray[np.float64], errors: NDArray[np.float64]) -> tuple[float, float]:

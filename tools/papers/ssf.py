@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.papers.claims import Claim, number, ordered
 from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.kept import Number, Quantity, numbers_of
 from tools.papers.summaries import root_mean_square
 from tools.table import Table
 
@@ -111,9 +111,6 @@ class Errors:
         return [error for n, error in outcome.series[ERROR].items() if n > share * self.rounds]
 
 
-Claims = Callable[[Errors, Sequence[Place]], list[Claim]]
-
-
 @dataclass(frozen=True)
 class ErrorTable:
     """A table of relative errors to reproduce.
@@ -122,7 +119,6 @@ class ErrorTable:
         title: what it is.
         published: the paper's numbers.
         places: its rows.
-        claims: what is said about them.
         rounds: of every run.
         seeds: runs of every method.
         methods: of every row.
@@ -133,7 +129,6 @@ class ErrorTable:
     title: str
     published: Mapping[tuple[Place, str], float]
     places: Sequence[Place]
-    claims: Claims
     rounds: int = 25_000
     seeds: int = 1
     methods: Sequence[Method] = METHODS
@@ -153,8 +148,8 @@ class ErrorTable:
 
     def reproduce(
         self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Claim]]:
-        """Make the runs, draw the figure; give the table and the claims."""
+    ) -> tuple[Table, list[Number]]:
+        """Make the runs, draw the figure; give the table and the numbers."""
         rounds, seeds = rounds or (30 if quick else self.rounds), seeds or (1 if quick else self.seeds)
         places = self.quick_places if quick and self.quick_places else self.places
         runs = {
@@ -165,7 +160,17 @@ class ErrorTable:
         found = laboratory.outcomes(run for group in runs.values() for run in group)
         errors = Errors({key: [found[run] for run in group] for key, group in runs.items()}, rounds)
         plot(errors, places, self.methods, figure)
-        return self.tabulate(errors, places, seeds), self.claims(errors, places)
+        return self.tabulate(errors, places, seeds), self.numbers(errors, places)
+
+    def numbers(self, errors: Errors, places: Sequence[Place]) -> list[Number]:
+        """The tails of all runs, and the largest error in the second half of their rounds."""
+        found = []
+        for place in places:
+            tails = {str(method): errors.tails(place, method) for method in self.methods}
+            peaks = {str(method): [errors.peak(place, method)] for method in self.methods}
+            quantities = {"rms tail": Quantity(tails), "peak of the second half": Quantity(peaks)}
+            found += numbers_of(quantities, str(place))
+        return found
 
     def tabulate(self, errors: Errors, places: Sequence[Place], seeds: int) -> Table:
         """A table with published numbers beside ours."""
@@ -190,69 +195,6 @@ class ErrorTable:
             "rounds, which fluctuate by several percent; its c is read as sampled_mean, increment is the default here."
         )
         return table
-
-
-def claims_of_order(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """Claims that SCAFFOLD < SSF < FedAvg, and where FedSub stands."""
-    claims = []
-    for place in places:
-        fedavg = {"FedAvg": errors.tail(place, FEDAVG)}
-        for control in CONTROLS:
-            values = {paper: errors.tail(place, Method(paper, control)) for paper in ("SCAFFOLD", "SSF")}
-            claims.append(ordered(f"{place}: SCAFFOLD < SSF < FedAvg ({control})", values | fedavg))
-        ssf = {"SSF": errors.tail(place, Method("SSF", "sampled_mean"))}
-        for variant in VARIANTS:
-            fedsub = {"FedSub": errors.tail(place, Method("FedSub", variant))}
-            claims.append(ordered(f"{place}: SSF < FedSub (sampled_mean, {variant})", ssf | fedsub))
-            claims.append(ordered(f"{place}: FedAvg < FedSub ({variant})", fedavg | fedsub))
-    return claims
-
-
-def claims_of_divergence(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """Claim that FedSub ends with NaN at the largest rank."""
-    claims = []
-    for place in places:
-        for variant in VARIANTS:
-            method = Method("FedSub", variant)
-            failures, peak = errors.num_failures(place, method), errors.peak(place, method)
-            why = f"{failures} run(s) not finite; largest error in the second half {number(peak)}"
-            claims.append(Claim(f"{place}: FedSub ends with NaN ({variant})", failures > 0, why))
-    return claims
-
-
-def claims_of_ranks(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """Claims that SSF improves with r, where there are several at one heterogeneity."""
-    claims = []
-    for heterogeneity in dict.fromkeys(place.heterogeneity for place in places):
-        same = sorted((p for p in places if p.heterogeneity == heterogeneity), key=lambda p: p.rank, reverse=True)
-        for control in CONTROLS:
-            values = {f"r = {p.rank}:": errors.tail(p, Method("SSF", control)) for p in same}
-            claims.append(ordered(f"het {heterogeneity:g}: SSF improves with r ({control})", values))
-    return claims
-
-
-def claims_of_table_3(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """Claims of Table 3, whose order holds from r = 10 on in the paper."""
-    order = claims_of_order(errors, [place for place in places if place.rank >= 10])
-    return claims_of_ranks(errors, places) + order + claims_of_divergence(errors, places[-1:])
-
-
-def claims_of_table_4(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """Claims of Table 4: the order at r = 50, the improvement over r = 20, and FedSub's NaN."""
-    largest = [place for place in places if place.rank == 50]
-    return claims_of_order(errors, largest) + claims_of_ranks(errors, places) + claims_of_divergence(errors, largest)
-
-
-def claims_without_noise(errors: Errors, places: Sequence[Place]) -> list[Claim]:
-    """Claims that the optimum is a fixed point of SCAFFOLD and SSF where c = mean c_i, and of nothing else."""
-    claims = []
-    for place in places:
-        for method in NOISELESS:
-            exact = method.option == "increment"
-            error = errors.tail(place, method)
-            text = f"{method} {'reaches the optimum: below 1e-12' if exact else 'stalls: above 1e-4'}"
-            claims.append(Claim(text, error < 1e-12 if exact else not error <= 1e-4, number(error)))
-    return claims
 
 
 def plot(errors: Errors, places: Sequence[Place], methods: Sequence[Method], path: Path) -> None:
@@ -305,26 +247,23 @@ def places_of(table: Mapping[tuple[Place, str], float]) -> list[Place]:
 
 NOISELESS = (*METHODS, Method("SCAFFOLD", "one_over_N"), Method("SSF", "one_over_N"))
 TARGETS = {
-    "ssf-table2": ErrorTable("SSF, Table 2 (r = 20)", TABLE_2, places_of(TABLE_2), claims_of_order, seeds=3),
+    "ssf-table2": ErrorTable("SSF, Table 2 (r = 20)", TABLE_2, places_of(TABLE_2), seeds=3),
     "ssf-table3": ErrorTable(
         "SSF, Table 3 (het 2)",
         TABLE_3,
         places_of(TABLE_3),
-        claims_of_table_3,
         quick_places=[Place(2.0, 10), Place(2.0, 50)],
     ),
     "ssf-table4": ErrorTable(
         "SSF, Table 4 (r = 50), r = 20 beside it",
         TABLE_2 | TABLE_4,
         places_of(TABLE_2 | TABLE_4),
-        claims_of_table_4,
         quick_places=[Place(0.5, 20), Place(0.5, 50)],
     ),
     "ssf-noiseless": ErrorTable(
         "SSF, without noise, whole batches",
         {},
         [Place(0.5, 20)],
-        claims_without_noise,
         rounds=6000,
         methods=NOISELESS,
         overrides=(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.papers.claims import Claim, compared, number
 from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.kept import Number, Quantity, numbers_of
 from tools.papers.summaries import three_digits
+from tools.papers.verdicts import short
 from tools.table import Table
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ LOSS_LIMIT = 0.4  # 0.26 at the start; beyond it the bounded loss is flat, and i
 RATES = tuple(400 / 2**k for k in range(14))
 _ARGUMENTS = "trainer.callbacks.init_args"
 _INDEX_BITS, _FLOAT_BITS = 10, 64  # of one of 1,000 coordinates
+_FREE = _FLOAT_BITS / (_FLOAT_BITS + _INDEX_BITS)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ TOPK = Method("Top-k EF", "robust_regression_topk.yaml", (("k", 1.0),), is_whole
 SNAG = Method("S-SNAG-EF", "robust_regression_s_snag_ef.yaml", (("k", 1.0),), is_whole=True)
 SEQUENCES = Method("S-SNAG-EF, sequences", "robust_regression_s_snag_ef_sequences.yaml", (("k", 1.0),), is_whole=True)
 METHODS = (FEDAVG, SSGD, SSVRG, TOPK, SNAG, SEQUENCES)
+INDICES_FREE = f"{TOPK.name}, indices free"
 
 
 @dataclass(frozen=True)
@@ -161,11 +164,28 @@ class Times:
 
     def rounds(self, case: Case, level: float) -> float:
         """The median number of rounds."""
-        found = [crossing(outcome, level) for outcome in self.outcomes[case]]
-        return statistics.median(math.inf if n is None else n for n in found)
+        return statistics.median(self.counts(case, level))
 
+    def counts(self, case: Case, level: float) -> list[float]:
+        """Rounds, one number a seed; inf where the level was not reached."""
+        return [math.inf if (n := crossing(o, level)) is None else n for o in self.outcomes[case]]
 
-Claims = Callable[[Times, Sequence[int | None]], list[Claim]]
+    def numbers(self, sizes: Sequence[int | None]) -> list[Number]:
+        """Uplink time and rounds to all levels, for each number of coordinates."""
+        found = []
+        for size in sizes:
+            cases = {method.name: case_of(method, size) for method in METHODS}
+            quantities = {
+                f"s to {level:g}": Quantity({name: self.seconds(case, level) for name, case in cases.items()})
+                for level in LEVELS
+            }
+            # A coordinate of the paper is so long that its index costs nothing beside it.
+            free = [_FREE * value for value in self.seconds(cases[TOPK.name], LEVELS[-1])]
+            found += numbers_of(quantities, sharing(size))
+            found += numbers_of({f"s to {LEVELS[-1]:g}": Quantity({INDICES_FREE: free})}, sharing(size))
+            counts = {name: self.counts(case, LEVELS[-1]) for name, case in cases.items()}
+            found += numbers_of({f"rounds to {LEVELS[-1]:g}": Quantity(counts)}, sharing(size))
+        return found
 
 
 @dataclass(frozen=True)
@@ -175,7 +195,6 @@ class TimeFigure:
     Attributes:
         title: what it is.
         sizes: numbers of coordinates that are sent; None for those in the files.
-        claims: what the paper says about it.
         rounds: of a run, at most, by the number of coordinates.
         tuning_seeds: of the runs that choose step sizes.
         overrides: what else is changed in the files.
@@ -185,7 +204,6 @@ class TimeFigure:
 
     title: str
     sizes: Sequence[int | None]
-    claims: Claims
     rounds: Mapping[int | None, int]
     tuning_seeds: Sequence[int]
     overrides: tuple[tuple[str, object], ...] = ()
@@ -206,8 +224,8 @@ class TimeFigure:
 
     def reproduce(
         self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Claim]]:
-        """Tune, make the runs, draw the figure; give the table and the claims."""
+    ) -> tuple[Table, list[Number]]:
+        """Tune, make the runs, draw the figure; give the table and the numbers."""
         seeds = seeds or (2 if quick else self.seeds)
         sizes = self.quick_sizes if quick else self.sizes
         cases = list(dict.fromkeys(case_of(method, size) for size in sizes for method in METHODS))
@@ -219,7 +237,7 @@ class TimeFigure:
         found = laboratory.outcomes(run for group in runs.values() for run in group)
         times = Times({case: [found[run] for run in group] for case, group in runs.items()})
         plot(times, sizes, figure)
-        return self.tabulate(times, rates, caps, seeds), self.claims(times, sizes)
+        return self.tabulate(times, rates, caps, seeds), times.numbers(sizes)
 
     def tune(self, laboratory: Laboratory, searches: Mapping[Case, Search], seeds: Sequence[int]) -> None:
         """Run all searches to their ends, a step of each at a time."""
@@ -240,16 +258,14 @@ class TimeFigure:
         table = Table(f"{self.title}: simulated uplink time, 1e6 s, {seeds} runs", columns)
         for case, rate in rates.items():
             sent = "all" if case.method is FEDAVG else f"{case.coordinates or 'by rate'}"
-            steps = number(times.rounds(case, LEVELS[-1]), "not reached")
+            steps = told(times.rounds(case, LEVELS[-1]))
             cells = [spread(times.seconds(case, level)) for level in LEVELS]
             megabits = [times.bits(case, level) / 1e6 for level in LEVELS]
-            told = [number(value, "not reached") for value in megabits]
-            table.add(case.method.name, sent, f"{rate:g}", *cells, steps, *told)
+            table.add(case.method.name, sent, f"{rate:g}", *cells, steps, *map(told, megabits))
             if case.method is TOPK:
-                share = _FLOAT_BITS / (_FLOAT_BITS + _INDEX_BITS)
-                cells = [spread([share * value for value in times.seconds(case, level)]) for level in LEVELS]
-                told = [number(share * value, "not reached") for value in megabits]
-                table.add(f"{TOPK.name}, indices free", sent, f"{rate:g}", *cells, steps, *told)
+                cells = [spread([_FREE * value for value in times.seconds(case, level)]) for level in LEVELS]
+                free = [told(_FREE * value) for value in megabits]
+                table.add(INDICES_FREE, sent, f"{rate:g}", *cells, steps, *free)
         table.notes += [
             f"Median (quartiles) of the time to a relative gradient norm, and the median of the bits that all devices "
             f"sent (64 a coordinate); 'not reached' within {limits} rounds by "
@@ -263,9 +279,19 @@ class TimeFigure:
         return table
 
 
+def sharing(size: int | None) -> str:
+    """What the uplink shares, as a setting is called."""
+    return "time sharing" if size is None else f"{size} coordinates"
+
+
 def case_of(method: Method, size: int | None) -> Case:
     """The case of a method and a size; FedAvg sends all coordinates at every size."""
     return Case(method, size if method.sizes else None)
+
+
+def told(value: float) -> str:
+    """A number with three digits, or that it was not reached."""
+    return short(value) if math.isfinite(value) else "not reached"
 
 
 def spread(seconds: Sequence[float]) -> str:
@@ -279,71 +305,6 @@ def spread(seconds: Sequence[float]) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def within(value: float, limit: float) -> bool:
-    """Whether a time was reached, and is at most ``limit``."""
-    return math.isfinite(value) and value <= limit
-
-
-def claims_of_figure_2(times: Times, sizes: Sequence[int | None]) -> list[Claim]:
-    """Claims about time sharing; times in 1e6 s."""
-    fedavg, ssgd, ssvrg, topk = (case_of(method, sizes[0]) for method in (FEDAVG, SSGD, SSVRG, TOPK))
-    claims = []
-    for level in LEVELS:
-        to, seconds = f"to {level:g}:", {case: times.median(case, level) for case in (fedavg, ssgd, ssvrg, topk)}
-        told = {case.method.name: value / 1e6 for case, value in seconds.items()}
-        claims.append(compared(f"{to} FL-SSGD before FedAvg", seconds[ssgd] < seconds[fedavg], told))
-        if level >= 0.3:
-            near = within(seconds[ssvrg], 1.25 * seconds[topk]) and within(seconds[topk], 1.25 * seconds[ssvrg])
-            claims.append(compared(f"{to} FL-SSVRG about as Top-k, within 25 %", near, told))
-        else:
-            others = min(seconds[case] for case in (fedavg, ssgd, topk))
-            claims.append(compared(f"{to} FL-SSVRG before all others", seconds[ssvrg] < others, told))
-    last = {case.method.name: times.median(case, LEVELS[-1]) / 1e6 for case in (ssvrg, ssgd)}
-    much = within(2 * last[SSVRG.name], last[SSGD.name])
-    claims.append(compared(f"to {LEVELS[-1]:g}: FL-SSGD takes at least twice FL-SSVRG's time", much, last))
-    claims += claims_of_the_others(times, sizes[0])
-    return [*claims, claim_of_iterations(times, ssvrg, fedavg, "FL-SSVRG is as fast as FedAvg per iteration")]
-
-
-def claims_of_the_others(times: Times, size: int | None) -> list[Claim]:
-    """Claims that compare all methods at the last level: who is slowest, and who takes the fewest iterations."""
-    level = LEVELS[-1]
-    cases = {method.name: case_of(method, size) for method in METHODS}
-    seconds = {name: times.median(case, level) / 1e6 for name, case in cases.items()}
-    rounds = {name: times.rounds(case, level) for name, case in cases.items()}
-    snags, fastest = (SNAG.name, SEQUENCES.name), (SSVRG.name, FEDAVG.name)
-    is_slow = min(seconds[name] for name in snags) > max(v for name, v in seconds.items() if name not in snags)
-    are_fast = max(rounds[name] for name in fastest) < min(v for name, v in rounds.items() if name not in fastest)
-    return [
-        compared(f"to {level:g}: S-SNAG-EF is too slow, in either form", is_slow, seconds),
-        compared(f"to {level:g}: FL-SSVRG and FedAvg take the fewest iterations", are_fast, rounds),
-    ]
-
-
-def claim_of_iterations(times: Times, ssvrg: Case, fedavg: Case, text: str) -> Claim:
-    """Claim that FL-SSVRG takes as many rounds to the last level as FedAvg, within 25 %."""
-    rounds = {case.method.name: times.rounds(case, LEVELS[-1]) for case in (ssvrg, fedavg)}
-    return compared(f"{text}, within 25 %", within(rounds[SSVRG.name], 1.25 * rounds[FEDAVG.name]), rounds)
-
-
-def claims_of_figure_3(times: Times, sizes: Sequence[int | None]) -> list[Claim]:
-    """Claims about channel sharing, by the number of coordinates; times in 1e6 s."""
-    level, claims = LEVELS[-1], []
-    for size in sizes:
-        told = {method.name: times.median(case_of(method, size), level) / 1e6 for method in METHODS}
-        cheapest = told[SSVRG.name] < min(value for name, value in told.items() if name != SSVRG.name)
-        claims.append(compared(f"{size} sent: FL-SSVRG cheapest to {level:g}", cheapest, told))
-    few, many = sizes[0], sizes[-1]
-    growth = {m.name: times.rounds(case_of(m, few), level) / times.rounds(case_of(m, many), level) for m in METHODS[1:]}
-    known = max(growth[SSVRG.name], growth[TOPK.name])
-    suffer = all(growth[name] > known for name in (SSGD.name, SNAG.name, SEQUENCES.name))
-    text = f"few coordinates cost FL-SSGD and S-SNAG-EF most: rounds with {few} over rounds with {many}"
-    if few != many:
-        claims.append(compared(text, suffer, growth))
-    per_iteration = f"{few} sent: FL-SSVRG is close to FedAvg per iteration"
-    return [*claims, claim_of_iterations(times, case_of(SSVRG, few), case_of(FEDAVG, few), per_iteration)]
-
-
 def plot(times: Times, sizes: Sequence[int | None], path: Path) -> None:
     """Draw the first seed's norm against rounds (above), box plots of uplink times (below), a column for each size."""
     from matplotlib.figure import Figure
@@ -355,8 +316,7 @@ def plot(times: Times, sizes: Sequence[int | None], path: Path) -> None:
         for case in cases:
             curve = times.outcomes[case][0].series[NORM]
             above.plot(list(curve), list(curve.values()), label=case.method.name, linewidth=0.8)
-        title = "time sharing, l_i by rate" if size is None else f"{size} coordinates"
-        above.set(title=title, xlabel="round", ylabel="relative gradient norm", xscale="log", yscale="log")
+        above.set(title=sharing(size), xlabel="round", ylabel="relative gradient norm", xscale="log", yscale="log")
         above.grid(alpha=0.3)
         above.legend(fontsize="x-small")
         draw_boxes(below, times, cases)
@@ -389,11 +349,10 @@ def draw_boxes(axes: Axes, times: Times, cases: Sequence[Case]) -> None:
 
 
 TARGETS = {
-    "ssgd-fig2": TimeFigure("FL-SSGD, Fig. 2 (time sharing)", (None,), claims_of_figure_2, {None: 8000}, (1000, 1001)),
+    "ssgd-fig2": TimeFigure("FL-SSGD, Fig. 2 (time sharing)", (None,), {None: 8000}, (1000, 1001)),
     "ssgd-fig3": TimeFigure(
         "FL-SSGD, Fig. 3 (channel sharing)",
         (16, 40, 200, 1000),
-        claims_of_figure_3,
         {16: 30_000, 40: 30_000, 200: 8000, 1000: 8000, None: 8000},  # None: FedAvg
         (1000,),
         overrides=(

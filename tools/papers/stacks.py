@@ -6,31 +6,27 @@
 
 Every number comes from runs of ``lfl fit`` with files of ``configs/``, whose learning rates stay, and what a study
 changes in all of them; a seed stands for the partition, the initial weights and every draw.
-``lfl.callbacks.Diagnostics`` runs beside every method. The output folder gets the tables and what became of the papers'
-claims (CSV, Markdown), the curves (PNG), and a small result file of every run: a run whose settings have a result is
-not made again.
+``lfl.callbacks.Diagnostics`` runs beside every method. The output folder gets the tables (CSV, Markdown), the report of
+all runs with their curves, and the runs: one whose settings have a result is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 
-from lfl.report.numbers import mean_and_deviation
-from tools.papers.claims import Claim, ordered
+from tools.papers.kept import Quantities
 from tools.papers.study import (
     Method,
     Overrides,
     Results,
     Study,
-    accuracy,
+    accuracy_and_bytes,
     final,
-    last,
     parse,
+    per_run,
+    rounds_to,
     run_studies,
-    told_rounds_to,
 )
-from tools.table import Table
 
 _DIRICHLET = "lfl.data.DirichletPartitioner"
 _COSINE = "diag/cosine"
@@ -40,51 +36,25 @@ _DIAGNOSTICS: Overrides = (
 )
 
 
-def tabulate_compression(results: Results, table: Table) -> None:
-    for name, outcomes in results.items():
-        up, down = (
-            statistics.mean(last(o, f"comm/total_{direction}_bytes") for o in outcomes) / 1e6
-            for direction in ("up", "down")
-        )
-        table.add(
-            name,
-            mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]),
-            f"{up:.1f}",
-            f"{down:.1f}",
-            mean_and_deviation([final(o, _COSINE) for o in outcomes], 3),
-            mean_and_deviation([final(o, "diag/trajectory/effective_rank") for o in outcomes]),
-        )
-
-
-def claim_above(lower: str, higher: str, text: str, results: Results) -> Claim:
-    """Claim that one method is more accurate than another."""
-    return ordered(text.format(higher=higher, lower=lower), {name: accuracy(results, name) for name in (lower, higher)})
-
-
-def claim_compression(results: Results) -> list[Claim]:
-    pairs = [("FedAvg", "FedAvg + FLSS"), ("Sign EF", "Sign EF + FLSS")]
-    return [claim_above(*pair, "{higher} is at least as accurate as {lower}", results) for pair in pairs]
+def measure_compression(results: Results) -> Quantities:
+    return {
+        **accuracy_and_bytes(results),
+        "cosine of updates": per_run(results, lambda outcome: final(outcome, _COSINE), digits=3),
+        "effective rank": per_run(results, lambda outcome: final(outcome, "diag/trajectory/effective_rank")),
+    }
 
 
 TARGET = 0.9
 
 
-def tabulate_optimization(results: Results, table: Table) -> None:
-    for name, outcomes in results.items():
-        table.add(
-            name,
-            mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]),
-            told_rounds_to(outcomes, TARGET),
-            mean_and_deviation([final(o, _COSINE) for o in outcomes], 3),
-            mean_and_deviation([final(o, "diag/norm_ratio") for o in outcomes], 3),
-            mean_and_deviation([final(o, "diag/drift") for o in outcomes], 2),
-        )
-
-
-def claim_optimization(results: Results) -> list[Claim]:
-    pairs = [("FedAvg", "FedSAM"), ("FedCM", "MoFedSAM"), ("MoFedSAM", "FedMRUR-N"), ("MoFedSAM", "FedMRUR-H")]
-    pairs += [("FedMRUR-N", "FedMRUR"), ("FedMRUR-H", "FedMRUR")]
-    return [claim_above(*pair, "{higher} is better than {lower}", results) for pair in pairs]
+def measure_optimization(results: Results) -> Quantities:
+    return {
+        "accuracy %": per_run(results, lambda outcome: 100 * final(outcome, "val_acc")),
+        f"rounds to {100 * TARGET:g} %": per_run(results, lambda outcome: rounds_to(outcome, TARGET), digits=0),
+        "cosine of updates": per_run(results, lambda outcome: final(outcome, _COSINE), digits=3),
+        "norm ratio": per_run(results, lambda outcome: final(outcome, "diag/norm_ratio"), digits=3),
+        "drift": per_run(results, lambda outcome: final(outcome, "diag/drift"), digits=2),
+    }
 
 
 _NETWORK: Overrides = (
@@ -122,10 +92,7 @@ STUDIES = {
             _COSINE,
             "diag/trajectory/effective_rank",
         ),
-        tabulate=tabulate_compression,
-        claims=claim_compression,
-        columns=("method", "accuracy %", "MB up", "MB down", "cosine of updates", "effective rank"),
-        clock="comm/total_up_bytes",
+        measure=measure_compression,
     ),
     "optimization": Study(
         "MNIST-5000, LeNet-5, Dirichlet(0.3), 10 of 100 clients",
@@ -142,15 +109,13 @@ STUDIES = {
         rounds=150,
         evaluate_every=5,
         metrics=("val_acc", _COSINE, "diag/norm_ratio", "diag/drift"),
-        tabulate=tabulate_optimization,
-        claims=claim_optimization,
-        columns=("method", "accuracy %", f"rounds to {100 * TARGET:g} %", "cosine of updates", "norm ratio", "drift"),
+        measure=measure_optimization,
     ),
 }
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    return parse(STUDIES, __doc__, "runs/stacks", arguments)
+    return parse(STUDIES, __doc__, "stacks", arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -30,15 +30,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfl.report.numbers import mean_and_deviation, told_first
-from tools.papers.claims import Claim, difference, ordered
 from tools.papers.experiments import Outcome
+from tools.papers.kept import Quantities, Quantity
 from tools.papers.study import Method, Overrides, Results, Study, parse, partitioned, run_studies
-from tools.table import Table
 
 ACCURACY, TIME = "personal/val_acc", "sim/time"
 COMMUNICATION = (0.0, 1.0, 10.0)
-READ = (10, 20, 40, 80)  # rounds of FedAvg whose times the table has
+READ = 80  # rounds of FedAvg, at whose evaluations all are read
 TARGETS = (85.0, 90.0)
 _CLOCK = "FedAvg"
 # Those that begin with the fastest clients, and what they are without that.
@@ -112,18 +110,13 @@ class Race:
         ]
         return cls(curves, clocks)
 
-    def at(self, name: str, number: int) -> list[float]:
-        """Accuracies at the time of a round of FedAvg, by seed; without the runs that have ended or not begun."""
-        pairs = zip(self.curves[name], self.clocks, strict=True)
-        return _known([curve.at(clock[number]) for curve, clock in pairs if number in clock])
-
     def means(self, name: str) -> list[float]:
-        """Means over the times of FedAvg's evaluations up to the last of ``READ``, by seed.
+        """Means over the times of FedAvg's evaluations up to round ``READ``, by seed.
 
         What is not evaluated yet, or has ended, counts neither for nor against a method.
         """
         return [
-            _mean([curve.at(time) for number, time in clock.items() if number <= READ[-1]])
+            _mean([curve.at(time) for number, time in clock.items() if number <= READ])
             for curve, clock in zip(self.curves[name], self.clocks, strict=True)
         ]
 
@@ -137,46 +130,23 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.mean(known) if known else math.nan
 
 
-def _told(values: Sequence[float], count: int) -> str:
-    """Mean and deviation, and of how many runs where some have ended."""
-    fewer = f" ({len(values)} of {count})" if 0 < len(values) < count else ""
-    return mean_and_deviation(values) + fewer
-
-
-def tabulate(results: Results, table: Table) -> None:
-    """A line for each method and C."""
+def measure(results: Results) -> Quantities:
+    """Accuracy on FedAvg's clock and seconds to accuracies, for each C, and the leads of those that begin with few."""
+    found: dict[str, Quantity] = {}
     for communication in COMMUNICATION:
-        race = Race.of(results, communication)
-        for name, curves in race.curves.items():
-            cells = [_told(race.at(name, number), len(curves)) for number in READ]
-            times = [told_first([curve.reaches(target) for curve in curves]) for target in TARGETS]
-            table.add(name, f"{communication:g}", *cells, mean_and_deviation(race.means(name)), *times)
-        seconds = [f"{_mean([clock.get(number, math.nan) for clock in race.clocks]):.0f}" for number in READ]
-        table.notes.append(f"C = {communication:g}: the rounds of FedAvg end after {', '.join(seconds)} s, on average.")
-
-
-def claims(results: Results) -> list[Claim]:
-    """The paper's four takeaways, each for every C."""
-    races = {communication: Race.of(results, communication) for communication in COMMUNICATION}
-    made = []
-    for communication, race in races.items():
+        race, at = Race.of(results, communication), f"C = {communication:g}"
         means = {name: race.means(name) for name in race.curves}
-        others = [name for name in means if "SRPFL" not in name]
-        best = max(others, key=lambda name: statistics.mean(means[name]))
-        pairs = [(f"{best}, the best of the others", best, name) for name in PAIRS if name.startswith("FedRep")]
-        pairs += [(plain, plain, fast) for fast, plain in PAIRS.items() if "SRPFL" in fast]
-        pairs += [("FLANP-FT", "FLANP-FT", name) for name in PAIRS if name.startswith("FedRep")]
-        for told, lower, higher in pairs:
-            text = f"C = {communication:g}: {higher} is ahead of {told}"
-            made.append(difference(text, means[higher], means[lower]))
-    for fast, plain in PAIRS.items():
-        if "SRPFL" in fast:
-            gaps = {
-                f"C = {communication:g}": statistics.mean(race.means(fast)) - statistics.mean(race.means(plain))
-                for communication, race in reversed(races.items())
-            }
-            made.append(ordered(f"{fast}'s lead over {plain} is smaller the more communication takes", gaps))
-    return made
+        leads = {fast: [a - b for a, b in zip(means[fast], means[plain], strict=True)] for fast, plain in PAIRS.items()}
+        seconds = {target: seconds_to(race, target) for target in TARGETS}
+        found |= {f"mean accuracy %, {at}": Quantity(means), f"lead, {at}": Quantity(leads)}
+        found |= {f"s to {target:g} %, {at}": Quantity(values, 0) for target, values in seconds.items()}
+    return found
+
+
+def seconds_to(race: Race, target: float) -> dict[str, list[float]]:
+    """The times at which runs reach an accuracy, by method; inf where one never does."""
+    hits = {name: [curve.reaches(target) for curve in curves] for name, curves in race.curves.items()}
+    return {name: [math.inf if hit is None else hit for hit in values] for name, values in hits.items()}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -276,7 +246,7 @@ def study(speeds: str, participants: int) -> Study:
     system = "trainer.system"
     return Study(
         f"MNIST-5000, LeNet-5, 2 classes per client, {participants} of 100 clients, {speeds} speeds: "
-        "personal accuracy % when FedAvg has made so many rounds",
+        "personal accuracy % over FedAvg's time",
         {**asked, **waiting_for_nobody(PACES[speeds], participants)},
         (
             ("model.init_args.backbone", "lfl.models.LeNet5"),
@@ -292,9 +262,7 @@ def study(speeds: str, participants: int) -> Study:
         rounds=100,
         evaluate_every=_EVERY,
         metrics=(ACCURACY, TIME),
-        tabulate=tabulate,
-        claims=claims,
-        columns=("method", "C", *map(str, READ), "mean over time", *(f"s to {target:g} %" for target in TARGETS)),
+        measure=measure,
         draw=draw,
     )
 
@@ -308,7 +276,7 @@ STUDIES = {
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    return parse(STUDIES, __doc__, "runs/stragglers", arguments)
+    return parse(STUDIES, __doc__, "stragglers", arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:

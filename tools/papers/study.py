@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from lfl.report.figures import draw_band
-from lfl.report.numbers import last_tenth, told_first
+from lfl.report import command as lfl_report
+from lfl.report.numbers import last_tenth
 from tools import CONFIGS
-from tools.papers.claims import Claim, publish
-from tools.papers.experiments import Laboratory, Outcome, Run, Series, add_options, extent, opened, warning_of
-from tools.table import Table
+from tools.papers.claims import publish
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 
 UP = ("comm/total_up_bytes",)
 BOTH_WAYS = (*UP, "comm/total_down_bytes")
@@ -32,11 +33,13 @@ class Method:
         config: a file of ``configs/``.
         overrides: what is changed in it, beside what is changed in all.
         pace: its rounds that stand for one of the others', where it has smaller ones.
+        rounds: of its own, in a whole study; None for those of all.
     """
 
     config: str
     overrides: Overrides = ()
     pace: int = 1
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,8 @@ class Study:
         rounds: of every run whose pace is 1.
         evaluate_every: rounds between evaluations, likewise.
         metrics: what is kept; the first is the accuracy.
-        tabulate: from results to a table.
-        claims: from results to what holds.
-        clock: what curves are drawn against; rounds where it is empty.
-        draw: draws the figure, another one than ``plot`` would.
+        measure: from results to the quantities of its table.
+        draw: draws a figure of the study's own; None for those of ``lfl report``.
     """
 
     title: str
@@ -62,10 +63,7 @@ class Study:
     rounds: int
     evaluate_every: int
     metrics: tuple[str, ...]
-    tabulate: Callable[[Results, Table], None]
-    claims: Callable[[Results], list[Claim]]
-    columns: tuple[str, ...]
-    clock: str = ""
+    measure: Callable[[Results], Quantities]
     draw: Callable[[Results, Path], None] | None = None
 
     def runs(self, seeds: int, rounds: int, accelerator: str) -> dict[str, list[Run]]:
@@ -75,9 +73,8 @@ class Study:
         for name, method in self.methods.items():
             every = ("trainer.check_val_every_n_rounds", self.evaluate_every * method.pace)
             changed = (*method.overrides, *common, every)
-            runs[name] = [
-                Run(method.config, rounds * method.pace, seed, self.metrics, changed) for seed in range(seeds)
-            ]
+            made = method.rounds if method.rounds and rounds == self.rounds else rounds * method.pace
+            runs[name] = [Run(method.config, made, seed, self.metrics, changed) for seed in range(seeds)]
         return runs
 
 
@@ -90,11 +87,6 @@ def partitioned(partitioner: str, **arguments: object) -> Overrides:
 def final(outcome: Outcome, metric: str) -> float:
     """The mean of a metric over the last tenth of the evaluations, at least three."""
     return last_tenth(list(outcome.series[metric].values()), least=3)
-
-
-def accuracy(results: Results, name: str, metric: str = "val_acc") -> float:
-    """Accuracy in percent, the mean over seeds."""
-    return statistics.mean(100 * final(outcome, metric) for outcome in results[name])
 
 
 def last(outcome: Outcome, metric: str) -> float:
@@ -120,68 +112,78 @@ def within(outcome: Outcome, directions: Sequence[str], budget: float) -> float:
     return statistics.mean(reached[-3:]) if reached else math.nan
 
 
-def rounds_to(outcome: Outcome, target: float, metric: str = "val_acc") -> int | None:
-    """The first evaluated round at which the accuracy is reached."""
-    return next((number for number, value in outcome.series[metric].items() if value >= target), None)
+def rounds_to(outcome: Outcome, target: float, metric: str = "val_acc") -> float:
+    """The first evaluated round at which the accuracy is reached; inf for none."""
+    return next((number for number, value in outcome.series[metric].items() if value >= target), math.inf)
 
 
-def told_rounds_to(outcomes: Sequence[Outcome], target: float) -> str:
-    """Mean and deviation of the rounds to an accuracy, and how many runs never reached it."""
-    return told_first([rounds_to(outcome, target) for outcome in outcomes])
+def per_run(results: Results, of: Callable[[Outcome], float], digits: int = 1) -> Quantity:
+    """A quantity that each run has by itself."""
+    return Quantity({name: [of(outcome) for outcome in outcomes] for name, outcomes in results.items()}, digits)
 
 
-def plot(study: Study, results: Results, path: Path) -> None:
-    """Draw accuracy against rounds, and against the study's clock: means over seeds, with the range."""
-    from matplotlib.figure import Figure
-
-    clocks = ["", study.clock] if study.clock else [""]
-    figure = Figure(figsize=(5.5 * len(clocks), 4.5), layout="constrained")
-    axes = figure.subplots(1, len(clocks), sharey=True, squeeze=False)[0]
-    for axis, clock in zip(axes, clocks, strict=True):
-        for name, outcomes in results.items():
-            series = [outcome.series[study.metrics[0]] for outcome in outcomes]
-            rounds = sorted(set.intersection(*(set(values) for values in series)))
-            ticks = [_mean([o.series[clock] for o in outcomes], number) if clock else number for number in rounds]
-            columns = [[100 * values[number] for values in series] for number in rounds]
-            means = [statistics.mean(column) for column in columns]
-            draw_band(axis, ticks, means, list(map(min, columns)), list(map(max, columns)), label=name)
-        axis.set(xlabel=clock or "round", ylabel=f"{study.metrics[0]}, %", xscale="log" if clock else "linear")
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+def accuracy_and_bytes(results: Results) -> Quantities:
+    """The accuracy at the end in percent, and megabytes of all clients up and down."""
+    return {
+        "accuracy %": per_run(results, lambda outcome: 100 * final(outcome, "val_acc")),
+        "MB up": per_run(results, lambda outcome: last(outcome, UP[0]) / 1e6),
+        "MB down": per_run(results, lambda outcome: last(outcome, BOTH_WAYS[1]) / 1e6),
+    }
 
 
-def _mean(series: Sequence[Series], number: int) -> float:
-    return statistics.mean(values[number] for values in series)
+def report_runs(name: str, laboratory: Laboratory, runs: Mapping[str, Sequence[Run]]) -> Path:
+    """Make the report of a study's runs, with their figures.
+
+    The runs get names that people can read: ``NAME/NUMBER METHOD/seed=S`` in the output folder leads to each.
+
+    Args:
+        name: of the study.
+        laboratory: has made them.
+        runs: by method.
+    """
+    linked = laboratory.output / name
+    shutil.rmtree(linked, ignore_errors=True)
+    for number, (method, group) in enumerate(runs.items(), 1):
+        for run in group:
+            link = linked / f"{number:02d} {method}" / f"seed={run.seed}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(laboratory.folder(run), link.parent), target_is_directory=True)
+    output = laboratory.output / f"{name}-report"
+    options = [str(linked), "--output", str(output), "--metric", "val_acc", "--names", *runs]
+    return lfl_report.write(lfl_report.options_of(options))
 
 
 def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Make the runs of one study; show and write its table and claims, draw its figure."""
     rounds, seeds = extent(options, study.rounds, 3, quick_rounds=10)
-    results = laboratory.by_group(study.runs(seeds, rounds, options.accelerator))
-    table = Table(f"{study.title}; {rounds} rounds, {seeds} seed(s), {options.accelerator}", list(study.columns))
-    study.tabulate(results, table)
-    publish(laboratory.output, name, study.title, table, study.claims(results), warning_of(options))
-    draw = study.draw or partial(plot, study)
-    draw(results, laboratory.output / f"{name}.png")
+    runs = study.runs(seeds, rounds, options.accelerator)
+    results = laboratory.by_group(runs)
+    quantities = study.measure(results)
+    table = tabulate(f"{study.title}; {rounds} rounds, {seeds} seed(s), {options.accelerator}", quantities)
+    publish(name, table, numbers_of(quantities), laboratory.output, options)
+    if study.draw is not None:
+        study.draw(results, laboratory.output / f"{name}.png")
+    else:
+        report_runs(name, laboratory, runs)
 
 
 def parse(
-    studies: Mapping[str, Study], about: str | None, output: str, arguments: list[str] | None
+    studies: Mapping[str, Study], about: str | None, tool: str, arguments: list[str] | None
 ) -> argparse.Namespace:
     """Read a command line that names studies.
 
     Args:
         studies: those that it may name.
         about: the description of the command.
-        output: the folder of what comes out, unless the command line names another one.
+        tool: its name: results go to ``runs/TOOL`` unless the command line says otherwise, numbers to ``TOOL-STUDY``.
         arguments: of the command line; None for the process's own.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="+", choices=list(studies))
     parser.add_argument("--accelerator", default="cpu", help="as in Lightning")
     add_options(parser, CONFIGS)
-    parser.add_argument("--output", type=Path, default=Path(output))
+    parser.add_argument("--output", type=Path, default=Path("runs") / tool)
+    parser.set_defaults(tool=tool)
     return parser.parse_args(arguments)
 
 
@@ -189,4 +191,4 @@ def run_studies(studies: Mapping[str, Study], options: argparse.Namespace) -> No
     """Make the studies that ``options`` names, one after another."""
     with opened(options, options.output) as laboratory:
         for name in options.studies:
-            compare(name, studies[name], laboratory, options)
+            compare(f"{options.tool}-{name}", studies[name], laboratory, options)

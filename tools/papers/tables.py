@@ -15,66 +15,46 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from functools import partial
 
-from lfl.report.numbers import mean_and_deviation
-from tools.papers.claims import Claim, ordered
+from tools.papers.kept import Quantities
 from tools.papers.study import (
     BOTH_WAYS,
-    UP,
     Method,
     Overrides,
     Results,
     Study,
-    accuracy,
+    accuracy_and_bytes,
     final,
     parse,
     partitioned,
+    per_run,
+    rounds_to,
     run_studies,
     sent,
-    told_rounds_to,
     within,
 )
-from tools.table import Table
 
 _TARGETS = (0.85, 0.9, 0.95)
 
 
-def tabulate_fedmrur(results: Results, table: Table) -> None:
+def measure_fedmrur(results: Results) -> Quantities:
     """Accuracy (Table 2) and rounds to three accuracies (Table 3)."""
-    for name, outcomes in results.items():
-        hits = [told_rounds_to(outcomes, target) for target in _TARGETS]
-        table.add(name, mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]), *hits)
+    return {
+        "accuracy %": per_run(results, lambda outcome: 100 * final(outcome, "val_acc")),
+        **{
+            f"rounds to {100 * target:g} %": per_run(results, partial(rounds_to, target=target), digits=0)
+            for target in _TARGETS
+        },
+    }
 
 
-def claim_fedmrur(results: Results) -> list[Claim]:
-    """FedMRUR is the most accurate, and each of its parts adds to the method before it."""
-    best = max((name for name in results if not name.startswith("FedMRUR")), key=lambda name: accuracy(results, name))
-    pairs = [(best, "FedMRUR"), ("FedAvg", "FedExP"), ("FedCM", "MoFedSAM"), ("MoFedSAM", "FedMRUR")]
-    return [
-        ordered(f"{higher} is better than {lower}", {name: accuracy(results, name) for name in (lower, higher)})
-        for lower, higher in dict.fromkeys(pairs)
-    ]
-
-
-def tabulate_flss(results: Results, table: Table) -> None:
+def measure_flss(results: Results) -> Quantities:
     """Accuracy at the end, and where a method has sent as much up and down as FedAvg has at the end."""
-    budget = statistics.mean(sent(o, BOTH_WAYS) for o in results["FedAvg"])
-    for name, outcomes in results.items():
-        table.add(
-            name,
-            mean_and_deviation([100 * final(o, "val_acc") for o in outcomes]),
-            mean_and_deviation([100 * within(o, BOTH_WAYS, budget) for o in outcomes]),
-            *(f"{statistics.mean(sent(o, (metric,)) for o in outcomes) / 1e6:.1f}" for metric in BOTH_WAYS),
-        )
-
-
-def claim_flss(results: Results) -> list[Claim]:
-    """FLSS is at least as accurate as every other method."""
-    names = [name for name in results if name != "FedAvg + FLSS"]
-    return [
-        ordered(f"FedAvg + FLSS is better than {name}", {n: accuracy(results, n) for n in (name, "FedAvg + FLSS")})
-        for name in names
-    ]
+    budget = statistics.mean(sent(outcome, BOTH_WAYS) for outcome in results["FedAvg"])
+    accuracy, *traffic = accuracy_and_bytes(results).items()
+    at_equal = per_run(results, lambda outcome: 100 * within(outcome, BOTH_WAYS, budget))
+    return dict([accuracy, ("at FedAvg's traffic", at_equal), *traffic])
 
 
 _MNIST: Overrides = (("data.init_args.source", "lfl.data.MNIST5000"),)
@@ -136,9 +116,7 @@ def fedmrur(title: str, partition: Overrides) -> Study:
         rounds=300,
         evaluate_every=5,
         metrics=("val_acc",),
-        tabulate=tabulate_fedmrur,
-        claims=claim_fedmrur,
-        columns=("method", "accuracy %", *(f"rounds to {100 * target:g} %" for target in _TARGETS)),
+        measure=measure_fedmrur,
     )
 
 
@@ -177,10 +155,7 @@ def flss(alpha: float) -> Study:
         rounds=160,
         evaluate_every=4,
         metrics=("val_acc", *BOTH_WAYS),
-        tabulate=tabulate_flss,
-        claims=claim_flss,
-        columns=("method", "accuracy %", "at FedAvg's traffic", "MB up", "MB down"),
-        clock=UP[0],
+        measure=measure_flss,
     )
 
 
@@ -193,7 +168,7 @@ STUDIES = {
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    return parse(STUDIES, __doc__, "runs/tables", arguments)
+    return parse(STUDIES, __doc__, "tables", arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,22 +1,76 @@
-"""Claims and the numbers that decide them."""
+"""Claims: every one is decided by what is kept, and the page says what they give."""
 
-import math
+import argparse
+from pathlib import Path
 
-from tools.papers.claims import difference, ordered
+import pytest
 
-INF, NAN = math.inf, math.nan
-
-
-def test_an_order_with_a_diverged_value() -> None:
-    assert ordered("", {"a": 1.0, "b": NAN}).holds
-    assert not ordered("", {"a": NAN, "b": 1.0}).holds
-    assert not ordered("", {"a": 1.0, "b": 1.0}).holds
-    assert ordered("", {"a": 6.3e-3, "b": INF}).numbers == "a 6.30e-03, b diverged"
-    assert ordered("", {"a": NAN, "b": INF}).holds is None  # nothing to compare
+from tools.papers import claims_page
+from tools.papers.claims import PAPERS, claims_of, decided_by, publish
+from tools.papers.kept import KEPT, Number, read
+from tools.papers.verdicts import Verdict
+from tools.table import Table
 
 
-def test_differences_are_paired() -> None:
-    claim = difference("", [3.0, 2.0], [1.0, 1.5])
-    assert (claim.holds, claim.numbers) == (True, "+1.2 (+2.0 +0.5)")
-    assert difference("", [3.0, 1.0], [1.0, 1.5]).holds is False
-    assert difference("", [NAN], [1.0]).holds is None  # nothing was read
+def test_the_page_is_what_the_kept_numbers_give() -> None:
+    claims_page.main(["--check"])
+
+
+def test_the_page_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "claims.md").write_text("Everything holds.\n")
+    monkeypatch.setattr(claims_page, "PAGE", tmp_path / "claims.md")
+    with pytest.raises(SystemExit):
+        claims_page.main(["--check"])
+    assert "run the command without --check" in capsys.readouterr().err
+    claims_page.main([])
+    claims_page.main(["--check"])
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_claims_are_whole(paper: str) -> None:
+    claims = claims_of(paper)
+    assert len(claims) >= 10
+    for claim in claims:
+        assert claim.place
+        assert claim.words
+        assert claim.setting
+        decision = claim.decision()
+        assert bool(claim.study) == bool(claim.command) or decision.verdict in (Verdict.OPEN, Verdict.OUTSIDE), (
+            claim.words
+        )
+        assert decision.numbers or decision.verdict in (Verdict.OPEN, Verdict.OUTSIDE), claim.words
+        assert claim.cost or decision.verdict not in (Verdict.OPEN, Verdict.OUTSIDE), claim.words
+
+
+def test_kept_numbers_are_of_claims() -> None:
+    """A file that nothing is decided by would only grow old."""
+    used = {claim.study for paper in PAPERS for claim in claims_of(paper)}
+    assert used >= {path.stem for path in KEPT.glob("*.csv")} - {"communication"}
+
+
+def options(**given: bool | int | None) -> argparse.Namespace:
+    return argparse.Namespace(**{"quick": False, "rounds": None, "keep": False, **given})
+
+
+def test_a_study_shows_the_claims_that_it_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = "compressors-dirichlet0.1"
+    numbers = read(KEPT / f"{study}.csv")
+    assert decided_by(study, numbers).rows
+    publish(study, Table("made up", ["method"]), numbers, tmp_path, options())
+    said = capsys.readouterr().out
+    assert "What the paper says" in said
+    assert len(read(tmp_path / f"{study}-numbers.csv")) == len(numbers)
+
+
+def test_what_was_cut_short_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(
+        "stacks-compression",
+        Table("", ["method"]),
+        [Number("", "A", "x", 0, 1.0)],
+        tmp_path,
+        options(quick=True, keep=True),
+    )
+    assert "these numbers decide nothing" in capsys.readouterr().out
+    assert read(KEPT / "stacks-compression.csv") != [Number("", "A", "x", 0, 1.0)]

@@ -1,4 +1,4 @@
-"""The reproduction of SRPFL's speed-ups: its numbers and claims on made-up runs, and a look at everything."""
+"""The reproduction of SRPFL's speed-ups: its numbers on made-up runs, and a look at everything."""
 
 import csv
 import math
@@ -26,7 +26,7 @@ def test_quick_speedups_from_end_to_end(tmp_path: Path) -> None:
         (scenario.name, size) for scenario in srpfl.SCENARIOS for size in ("16", "64")
     ]
     assert {line["rounds"] for line in lines} == {"- → -"}
-    assert "NOT A REPRODUCTION" in (tmp_path / "srpfl-speedup.md").read_text()
+    assert "these numbers decide nothing" in (tmp_path / "srpfl-speedup.md").read_text()
     assert (tmp_path / "srpfl-speedup.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -50,28 +50,42 @@ def test_time_until_the_mean_distance_is_at_the_target() -> None:
 
 
 class Made:
-    """A comparison with a given result."""
+    """A comparison with a given result, of four runs."""
+
+    runs = 4
 
     def __init__(self, speedup: float, error: float = 0.2) -> None:
         self.speedup, self.error = speedup, error
 
 
 @pytest.mark.parametrize(
-    ("speedups", "holds", "told"),
+    ("speedups", "logarithmic", "power"),
     [
-        ([3.0, 4.0, 5.0, 6.0], True, "+0.50 a doubling of N; log N misses by up to 0.0 standard errors"),
-        ([3.0, 3.9, 5.1, 6.6], True, "4 points cannot tell them apart"),
-        ([3.0, 3.1, 2.9, 3.0], False, "cannot tell"),
-        ([3.0, 3.2, 8.0, 20.0], False, "log N misses by up to"),
-        ([3.0, 4.0], None, "needs three numbers of clients"),
-        ([3.0, math.nan, 5.0], None, "needs three numbers of clients"),
+        ([3.0, 4.0, 5.0, 6.0], True, True),  # 0.5 a doubling; a power of N misses by less than two errors
+        ([3.0, 3.2, 8.0, 20.0], False, False),
     ],
 )
-def test_growth_with_the_logarithm(speedups: list[float], holds: bool | None, told: str) -> None:
-    by_size = {size: Made(value) for size, value in zip(srpfl.SIZES, speedups, strict=False)}
-    claim = srpfl.claim_of_growth(srpfl.SCENARIOS[0], by_size)
-    assert claim.holds == holds
-    assert told in claim.numbers
+def test_growth_with_the_logarithm(speedups: list[float], logarithmic: bool, power: bool) -> None:
+    by_size: Any = {size: Made(value) for size, value in zip(srpfl.SIZES, speedups, strict=True)}
+    fits = srpfl.growth(by_size)
+    assert (fits["log N"]["misfit"] < 2, fits["power of N"]["misfit"] < 2) == (logarithmic, power)
+    if logarithmic:
+        # Slopes of N = 16, 64, 256, 1024 are of log2 N = 4, 6, 8, 10: 0.2 / sqrt(20) is the error of theirs.
+        assert fits["log N"]["a doubling"] == pytest.approx(0.5, rel=1e-12)
+        assert fits["log N"]["standard error"] == pytest.approx(0.2 / math.sqrt(20), rel=1e-12)
+
+
+def test_growth_needs_three_numbers_of_clients() -> None:
+    assert srpfl.growth({16: Made(3.0), 64: Made(4.0)}) == {}
+    assert srpfl.growth({16: Made(3.0), 64: Made(math.nan), 256: Made(5.0)}) == {}
+
+
+def test_numbers_are_means_with_their_spread() -> None:
+    rows = srpfl.numbers({srpfl.SCENARIOS[0]: {16: Made(3.0), 64: Made(4.0)}})
+    first = rows[0]
+    assert (first.setting, first.method, first.quantity) == (srpfl.SCENARIOS[0].name, "N = 16", "speed-up")
+    assert (first.seed, first.value, first.deviation, first.runs) == (None, 3.0, 0.4, 4)
+    assert len(rows) == 2
 
 
 class Distances(FederatedCallback):

@@ -1,4 +1,4 @@
-"""Tables and claims of the SSF paper on made-up results."""
+"""Tables of the SSF paper on made-up results."""
 
 import math
 from typing import Any
@@ -46,33 +46,16 @@ def test_the_table_has_published_and_ours_side_by_side() -> None:
     assert len(lines) == 7
 
 
-def test_claims_about_the_order() -> None:
-    place = ssf.Place(0.5, 20)
-    values = {"SCAFFOLD, increment": 1.0, "SSF, increment": 2.0, "SCAFFOLD, sampled_mean": 3.0}
-    values |= {"SSF, sampled_mean": 2.5, "FedAvg": 4.0, "FedSub, public": 3.0, "FedSub, stale": NAN}
-    errors = errors_of({(place, method): [values[str(method)]] for method in ssf.METHODS})
-    claims = {claim.text.removeprefix("het 0.5, r = 20: "): claim for claim in ssf.claims_of_order(errors, [place])}
-    assert {text: claim.holds for text, claim in claims.items()} == {
-        "SCAFFOLD < SSF < FedAvg (increment)": True,
-        "SCAFFOLD < SSF < FedAvg (sampled_mean)": False,
-        "SSF < FedSub (sampled_mean, public)": True,
-        "FedAvg < FedSub (public)": False,
-        "SSF < FedSub (sampled_mean, stale)": True,
-        "FedAvg < FedSub (stale)": True,
-    }
-    assert claims["FedAvg < FedSub (stale)"].numbers == "FedAvg 4.00, FedSub diverged"
-
-
-def test_claims_about_ranks_and_divergence() -> None:
-    places = [ssf.Place(2.0, 5), ssf.Place(2.0, 50)]
-    tails = {(place, method): [0.1 / place.rank] for place in places for method in ssf.METHODS}
-    tails[places[1], ssf.Method("SSF", "sampled_mean")] = [0.5]
-    tails[places[1], ssf.Method("FedSub", "stale")] = [NAN]
-    errors = errors_of(tails)
-    assert [claim.holds for claim in ssf.claims_of_ranks(errors, places)] == [True, False]
-    public, stale = ssf.claims_of_divergence(errors, places[1:])
-    assert (public.holds, stale.holds) == (False, True)
-    assert public.numbers == "0 run(s) not finite; largest error in the second half 1.00"
+def test_numbers_of_a_table_are_tails_and_peaks() -> None:
+    target, place = ssf.TARGETS["ssf-table2"], ssf.Place(0.5, 20)
+    tails = {(place, method): [1.0e-3, 2.0e-3] for method in ssf.METHODS}
+    tails[place, ssf.Method("FedSub", "stale")] = [NAN, 2.0e-3]
+    rows = {(row.method, row.quantity, row.seed): row for row in target.numbers(errors_of(tails), [place])}
+    assert rows["SSF, increment", "rms tail", 1].value == 2.0e-3
+    assert rows["SSF, increment", "rms tail", 1].setting == "het 0.5, r = 20"
+    assert math.isnan(rows["FedSub, stale", "rms tail", 0].value)
+    assert rows["FedAvg", "peak of the second half", 0].value == 1.0
+    assert len(rows) == 7 * 3
 
 
 def test_published_numbers_stand_where_the_paper_prints_them() -> None:

@@ -1,4 +1,4 @@
-"""The studies: claims and tables of made-up results, and every study on few rounds."""
+"""The studies: tables of made-up results, and every study on few rounds."""
 
 import csv
 from pathlib import Path
@@ -8,20 +8,10 @@ import pytest
 
 from lfl.cli import FederatedCLI
 from tools import CONFIGS
-from tools.papers import compressors, stacks, tables
+from tools.papers import compressors, flss, ssf_networks, stacks, tables
 from tools.papers.experiments import Outcome
+from tools.papers.kept import tabulate
 from tools.papers.study import Study
-from tools.table import Table
-
-
-def test_claims_compare_mean_accuracies() -> None:
-    values = {"FedAvg": 0.9, "FedAvg + FLSS": 0.8, "Sign EF": 0.5, "Sign EF + FLSS": 0.6}
-    results = {
-        name: [Outcome(9, 0.0, "", {"val_acc": dict.fromkeys((3, 6, 9), value)})] for name, value in values.items()
-    }
-    first, second = stacks.claim_compression(results)
-    assert (first.text, first.holds) == ("FedAvg + FLSS is at least as accurate as FedAvg", False)
-    assert (second.holds, second.numbers) == (True, "Sign EF 50.0, Sign EF + FLSS 60.0")
 
 
 def outcome(accuracies: dict[int, float], bytes_a_round: float) -> Outcome:
@@ -33,10 +23,12 @@ def outcome(accuracies: dict[int, float], bytes_a_round: float) -> Outcome:
 def test_accuracy_at_equal_traffic() -> None:
     """A method with twice the traffic is read at half the rounds."""
     rising = {4: 0.1, 8: 0.2, 12: 0.3, 16: 0.4}
-    table = Table("", list(tables.flss(0.1).columns))
-    tables.tabulate_flss({"FedAvg": [outcome(rising, 1e6)], "SCAFFOLD": [outcome(rising, 2e6)]}, table)
+    results = {"FedAvg": [outcome(rising, 1e6)], "SCAFFOLD": [outcome(rising, 2e6)]}
     # Means of three evaluations: of the last ones, and of those within the 32 MB of FedAvg.
-    assert table.rows == [["FedAvg", "30.0", "30.0", "16.0", "16.0"], ["SCAFFOLD", "30.0", "15.0", "32.0", "32.0"]]
+    assert tabulate("", tables.measure_flss(results)).rows == [
+        ["FedAvg", "30.0", "30.0", "16.0", "16.0"],
+        ["SCAFFOLD", "30.0", "15.0", "32.0", "32.0"],
+    ]
 
 
 def test_compressors_are_read_three_times() -> None:
@@ -46,15 +38,14 @@ def test_compressors_are_read_three_times() -> None:
     results = {name: [flss] for name in ("FLSS", "Sign + EF", "Sign + EF + FLSS")} | {"FedAvg": [fedavg]}
     end, at_upload, both = compressors.readings(results, "FedAvg")
     assert (end, at_upload, both) == (pytest.approx([40]), pytest.approx([25]), pytest.approx([25]))
-    made = {claim.text: claim for claim in compressors.claims(results)}
-    assert made["FLSS is better than FedAvg at the end"].holds is False
-    assert made["FLSS is better than FedAvg at FLSS's upload"].numbers == "+5.0 (+5.0)"
-    assert made["FLSS is better than FedAvg at FLSS's upload"].holds is True
+    quantities = compressors.measure(results)
+    assert quantities["accuracy % at FLSS's upload"].values["FedAvg"] == pytest.approx([25])
+    assert quantities["MB up"].values["FLSS"] == [8.0]
 
 
 CHANGED = [
     (study, name)
-    for study in (compressors.study(0.1), tables.flss(0.1))
+    for study in (compressors.study(0.1), tables.flss(0.1), *flss.STUDIES.values(), ssf_networks.STUDIES["lenet"])
     for name, method in study.methods.items()
     if method.overrides
 ]
@@ -72,20 +63,22 @@ def test_files_know_the_settings_that_studies_change(
 
 
 def test_rounds_to_targets() -> None:
-    table = Table("", list(tables.fedmrur("", ()).columns))
-    tables.tabulate_fedmrur({"FedAvg": [outcome({5: 0.86, 10: 0.91}, 1.0), outcome({5: 0.8, 10: 0.86}, 1.0)]}, table)
-    assert table.rows[0][2:] == ["8 ± 4", "10 (1 never)", "(2 never)"]
+    results = {"FedAvg": [outcome({5: 0.86, 10: 0.91}, 1.0), outcome({5: 0.8, 10: 0.86}, 1.0)]}
+    assert tabulate("", tables.measure_fedmrur(results)).rows[0][2:] == ["8 ± 4", "10 (1 never)", "(2 never)"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
 @pytest.mark.parametrize(
-    ("command", "study"), [(command, study) for command in (compressors, stacks, tables) for study in command.STUDIES]
+    ("command", "study"),
+    [(command, study) for command in (compressors, flss, ssf_networks, stacks, tables) for study in command.STUDIES],
 )
 def test_quick_study(command: ModuleType, study: str, tmp_path: Path) -> None:
     command.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])
-    with (tmp_path / f"{study}.csv").open(newline="") as file:
+    (path,) = (found for found in tmp_path.glob("*.csv") if not found.stem.endswith("-numbers"))
+    with path.open(newline="") as file:
         assert [line["method"] for line in csv.DictReader(file)] == list(command.STUDIES[study].methods)
-    assert "neither numbers nor claims count" in (tmp_path / f"{study}.md").read_text()
-    assert (tmp_path / f"{study}.png").read_bytes().startswith(b"\x89PNG")
+    assert "these numbers decide nothing" in path.with_suffix(".md").read_text()
+    figures = path.with_name(f"{path.stem}-report") / "figures"
+    assert (figures / "val_acc_round.png").read_bytes().startswith(b"\x89PNG")

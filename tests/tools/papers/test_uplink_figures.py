@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from tools.papers import experiments, ssgd
+from tools.papers.kept import Numbers
 
 INF = math.inf
 
@@ -57,24 +58,18 @@ def times_of(rounds: dict[Any, float]) -> Any:
     return ssgd.Times({case: [path_of(norms)] for case, norms in paths.items()})
 
 
-def test_claims_of_time_sharing() -> None:
-    rounds = {ssgd.FEDAVG: 50, ssgd.SSGD: 40, ssgd.SSVRG: 10, ssgd.TOPK: 12, ssgd.SNAG: INF, ssgd.SEQUENCES: INF}
-    times = times_of({ssgd.case_of(method, None): n for method, n in rounds.items()})
-    claims = ssgd.claims_of_figure_2(times, (None,))
-    # Top-k takes fewer iterations than FedAvg.
-    assert [claim.holds for claim in claims] == [True] * 10 + [False, True]
-    slow = times_of({ssgd.case_of(method, None): INF for method in rounds})
-    assert not any(claim.holds for claim in ssgd.claims_of_figure_2(slow, (None,)))
-
-
-def test_claims_of_channel_sharing() -> None:
-    few = {ssgd.SSGD: INF, ssgd.SSVRG: 70, ssgd.TOPK: 60, ssgd.SNAG: 900, ssgd.SEQUENCES: 900}
-    many = {ssgd.SSGD: 50, ssgd.SSVRG: 40, ssgd.TOPK: 50, ssgd.SNAG: 60, ssgd.SEQUENCES: 60}
-    rounds = {ssgd.case_of(ssgd.FEDAVG, None): 80}
-    rounds |= {ssgd.case_of(m, size): n for size, group in ((16, few), (1000, many)) for m, n in group.items()}
-    claims = ssgd.claims_of_figure_3(times_of(rounds), (16, 1000))
-    assert [claim.holds for claim in claims] == [False, True, True, True]
-    assert "FL-SSGD not reached, FL-SSVRG 1.75" in claims[2].numbers
+def test_numbers_are_seconds_and_rounds_of_every_run() -> None:
+    """10 s a round: FL-SSVRG is there after 40 rounds, S-SNAG-EF never; Top-k pays 74 bits, or 64 without indices."""
+    rounds = {ssgd.FEDAVG: 80, ssgd.SSGD: 50, ssgd.SSVRG: 40, ssgd.TOPK: 37, ssgd.SNAG: INF, ssgd.SEQUENCES: INF}
+    times = times_of({ssgd.case_of(method, 16): count for method, count in rounds.items()})
+    numbers = Numbers(times.numbers((16,)))
+    assert numbers.settings == ["16 coordinates"]
+    assert numbers.mean("FL-SSVRG", "s to 0.1", "16 coordinates") == 400.0
+    assert numbers.mean("FL-SSVRG", "rounds to 0.1", "16 coordinates") == 40
+    assert numbers.mean("S-SNAG-EF", "s to 0.4", "16 coordinates") == INF
+    assert numbers.mean("Top-k EF", "s to 0.1", "16 coordinates") == 370.0
+    assert numbers.mean("Top-k EF, indices free", "s to 0.1", "16 coordinates") == 320.0
+    assert ssgd.sharing(None) == "time sharing"
 
 
 def test_times_are_told_by_median_and_quartiles() -> None:

@@ -1,0 +1,94 @@
+"""The page of claims: every claim of the five papers, in their words, with a verdict and the numbers behind it.
+
+    python -m tools.papers.claims_page             # writes docs/claims.md
+    python -m tools.papers.claims_page --check     # only tells whether the page is what the kept numbers give
+
+The claims and the rules that decide them are in ``tools/papers/claims/``, a file for each paper; the numbers are those
+that studies left in ``docs/results/data/`` (``--keep``). So a page never says more than its numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from lfl.report.tables import markdown
+from lfl.storage.files import write_file
+from tools import REPOSITORY
+from tools.papers.claims import PAPERS, Claim, claims_of
+from tools.papers.verdicts import Decision, Verdict
+
+PAGE = REPOSITORY / "docs" / "claims.md"
+_HEAD = """\
+# Claims
+
+<!-- Made by `python -m tools.papers.claims_page`; change the claims in tools/papers/claims, not here. -->
+
+What the five papers claim, in their words, and what became of it here. A verdict is one of
+
+- **holds** or **does not hold**: in our setting, which the entry describes. Where runs are paired by seed, the
+  difference is beyond its interval of 95 % (Student's t), in every setting that the entry names, or is not.
+- **not tested**: nothing was run that could tell, or what was run cannot; the entry says what it would take.
+- **outside**: we have numbers, but of a setting that the claim is not about.
+
+Numbers are of runs of `lfl fit`, made by the command of the entry in the repository's root, which leaves the numbers of
+each run in `docs/results/data/` with `--keep`; this page is made from those files. "A to B +1.2 [0.8, 1.6]" is the mean
+of A less B with its interval. The pages of [results](results/index.md) have the tables and figures.
+"""
+
+
+def page() -> str:
+    """The page of claims in Markdown."""
+    decided = {paper: [(claim, claim.decision()) for claim in claims_of(paper)] for paper in PAPERS}
+    sections = [_HEAD, *_summary(decided)]
+    for paper, claims in decided.items():
+        sections += [f"\n## {PAPERS[paper]}\n"]
+        sections += [text for number, pair in enumerate(claims, 1) for text in _entry(number, *pair)]
+    return "\n".join(sections).rstrip() + "\n"
+
+
+def summary(decided: Mapping[str, Sequence[tuple[Claim, Decision]]]) -> list[list[str]]:
+    """Rows of the summary: claims by paper and verdict, and their sums."""
+    counts = {PAPERS[paper]: Counter(decision.verdict for _, decision in claims) for paper, claims in decided.items()}
+    counts["all"] = sum(counts.values(), Counter())
+    return [
+        [paper, *(str(count[verdict]) for verdict in Verdict), str(count.total())] for paper, count in counts.items()
+    ]
+
+
+def _summary(decided: Mapping[str, Sequence[tuple[Claim, Decision]]]) -> list[str]:
+    return list(markdown(["paper", *Verdict, "claims"], summary(decided)))
+
+
+def _entry(number: int, claim: Claim, decision: Decision) -> Iterator[str]:
+    yield f"{number}. **{decision.verdict}** · {claim.place}: “{claim.words.strip()}”"
+    yield f"    {claim.setting.strip()}"
+    if decision.numbers:
+        yield f"    *Numbers:* {decision.numbers}."
+    if claim.cost:
+        yield f"    *To test it:* {claim.cost.strip()}"
+    if claim.command:
+        yield f"    `{claim.command}`"
+    yield ""
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is another one")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = options_of(arguments)
+    made = page()
+    if not options.check:
+        write_file(PAGE, made)
+    elif PAGE.read_text(encoding="utf-8") != made:
+        sys.stderr.write(f"{PAGE} is not what the claims and their numbers give: run the command without --check.\n")
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
