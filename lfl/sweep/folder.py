@@ -90,18 +90,31 @@ def place_of(sweep: Sweep, output: Path | None, root: Path) -> Path:
         SweepError: ``output`` has other runs, or settings have changed since.
         OSError: the folder cannot be made.
     """
+    existing = existing_place(sweep, output, root)
     if output is None:
-        same = [folder for folder in sorted(root.glob(f"sweep_*/{SWEEP}")) if _is_of(sweep, folder.parent)]
-        if same:
-            return same[-1].parent
+        if existing is not None:
+            return existing
         check_writable(root)
         return new_run_folder(root, "sweep")
-    if (output / SWEEP).exists():
-        check_same(sweep, output)
-    elif output.exists() and any(output.iterdir()):
+    if existing is None and output.exists() and any(output.iterdir()):
         raise SweepError(f"`--output {output}` holds something else than a sweep: name a new or an empty folder.")
     check_writable(output)
     output.mkdir(parents=True, exist_ok=True)
+    return output
+
+
+def existing_place(sweep: Sweep, output: Path | None, root: Path) -> Path | None:
+    """The folder in which a sweep was begun; None for a new sweep. The arguments are those of ``place_of``.
+
+    Raises:
+        SweepError: ``output`` has other runs, or settings have changed since.
+    """
+    if output is None:
+        same = [folder for folder in sorted(root.glob(f"sweep_*/{SWEEP}")) if _is_of(sweep, folder.parent)]
+        return same[-1].parent if same else None
+    if not (output / SWEEP).exists():
+        return None
+    check_same(sweep, output)
     return output
 
 

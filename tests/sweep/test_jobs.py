@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_world import World
 
-from lfl.sweep.jobs import Outcome, check, fit, own_gpu
+from lfl.sweep.jobs import Outcome, check, fit, own_gpu, prepare_data
 
 BASE = ("--config=base.yaml",)
 
@@ -20,6 +20,20 @@ def test_checked_settings_have_a_digest_of_all_of_them(world: World) -> None:
     assert (one.max_rounds, one.logs_to_wandb) == (2, False)
     assert check([*BASE, "--trainer.logger=lfl.loggers.WandbLogger"]).logs_to_wandb
     assert not (world.folder / "runs").exists()
+
+
+def test_data_has_a_digest_of_its_own(world: World) -> None:
+    one, other = check(BASE), check([*BASE, "--optimizer.lr=0.5"])
+    assert one.digest != other.digest
+    assert one.data == other.data != check([*BASE, "--data.num_clients=5"]).data
+
+
+def test_data_is_prepared_or_refused_by_the_line_of_lfl_fit(world: World) -> None:
+    prepare_data(BASE)
+    missing = "--data.source=TorchvisionSource"
+    with pytest.raises(ValueError, match="CIFAR10 is not at '") as refused:
+        prepare_data([*BASE, missing])
+    assert str(refused.value) == world.error(missing)
 
 
 @pytest.mark.parametrize(
