@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from lfl.storage.files import write_file
-from lfl.storage.folders import METRICS_FILE, check_writable, new_run_folder
+from lfl.storage.folders import METRICS_FILE, TIMING_FILE, check_writable, new_run_folder
 from lfl.sweep.grid import PlannedRun
 from lfl.version import __version__
 
@@ -156,19 +156,20 @@ def finished_folder(folder: Path) -> Path | None:
     if finished is None:
         return None
     attempt, last = finished
-    return attempt if attempt.is_dir() and _last_round(attempt) >= last else None
+    return attempt if attempt.is_dir() and _last_round(attempt) >= last and not _has_lost_rounds(attempt) else None
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Remove the results of a run that has finished, unless they are whole, so that they are made again.
+    """Remove those results of a run that have lost rounds, so that they are made again.
 
-    Its last checkpoint has all rounds: going on from there would not bring back those that ``metrics.csv`` lacks.
+    Their last checkpoint has all rounds: going on from there would not bring back those that ``metrics.csv`` lacks.
     """
     if finished_folder(folder) is not None:
         return
     finished = _read_finished(folder)
-    if finished is not None and finished[0] in attempts(folder):
-        shutil.rmtree(finished[0])
+    for attempt in attempts(folder):
+        if _has_lost_rounds(attempt) or (finished is not None and attempt == finished[0]):
+            shutil.rmtree(attempt)
     (folder / FINISHED).unlink(missing_ok=True)
 
 
@@ -219,10 +220,15 @@ def _read_finished(folder: Path) -> tuple[Path, int] | None:
         return None
 
 
-def _last_round(attempt: Path) -> int:
-    """The round of the last whole row of ``metrics.csv``; 0 where there is none."""
+def _has_lost_rounds(attempt: Path) -> bool:
+    """Whether ``metrics.csv`` ends before ``timing.csv``, which gets a round's times after its metrics are written."""
+    return _last_round(attempt) < _last_round(attempt, TIMING_FILE)
+
+
+def _last_round(attempt: Path, file: str = METRICS_FILE) -> int:
+    """The round of the last whole row of a file of a run; 0 where there is none."""
     try:
-        text = (attempt / METRICS_FILE).read_text(encoding="utf-8")
+        text = (attempt / file).read_text(encoding="utf-8")
         return int(text[: text.rfind("\n") + 1].splitlines()[-1].partition(",")[0])
     except (OSError, ValueError, IndexError):
         return 0

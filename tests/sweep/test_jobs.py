@@ -113,6 +113,10 @@ def test_a_finished_run_that_has_lost_rounds_is_made_again(world: World) -> None
     assert fit(BASE, folder) == Outcome("finished")
     assert json.loads((folder / "finished.json").read_text()) == {"folder": "run_001", "round": 2}
     assert (folder / "run_001" / "metrics.csv").read_bytes() == whole
+    (folder / "finished.json").write_text("")
+    (folder / "run_001" / "metrics.csv").write_bytes(whole[:-3])  # both: run_000 has all rounds
+    assert fit(BASE, folder) == Outcome("finished")
+    assert (folder / "run_001" / "metrics.csv").read_bytes() == whole
 
 
 def test_the_streams_are_put_back(world: World) -> None:
