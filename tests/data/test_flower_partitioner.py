@@ -87,7 +87,7 @@ def test_the_command_line_takes_it(world: World) -> None:
     pytest.importorskip("flwr_datasets")
     kind = "flwr_datasets.partitioner.PathologicalPartitioner"
     words = ["--data.partitioner=FlowerPartitioner", f"--data.partitioner.kind={kind}"]
-    world.fit(*words, "--data.partitioner.options={num_classes_per_partition: 2, first_class_deterministic_assignment: true}")
+    world.fit(*words, "--data.partitioner.options={num_classes_per_partition: 2, class_assignment_mode: first-deterministic}")
     (config,) = (world.folder / "runs").glob("*/config.yaml")
     assert f"kind: {kind}" in config.read_text()
     message = world.error(*words, "--data.partitioner.options={num_classes: 2}")
