@@ -7,6 +7,7 @@ import argparse
 import difflib
 import gc
 import sys
+from importlib import import_module
 
 from lfl.version import __version__
 
@@ -19,6 +20,8 @@ SUBCOMMANDS = {
     "report": "Compare runs: a page, tables and figures of their folders.",
     "partition": "Deal the data to clients, and show who has what, without training.",
 }
+# Those with a `main` of their own; the others are LightningCLI's.
+_MODULES = {"sweep": "lfl.sweep.command", "report": "lfl.report.command", "partition": "lfl.cli.partition"}
 
 
 def main(args: list[str] | None = None) -> None:
@@ -42,27 +45,13 @@ def main(args: list[str] | None = None) -> None:
         hint = f"did you mean {near[0]!r}?" if near else f"the subcommands are {', '.join(SUBCOMMANDS)}."
         parser.exit(2, f"lfl: error: unknown subcommand {args[0]!r}; {hint}\n")
     try:
-        if args[0] == "sweep":
-            from lfl.sweep.command import main as sweep
-
-            sweep(args[1:])
-            return
-        if args[0] == "report":
-            from lfl.report.command import main as report
-
-            report(args[1:])
-            return
         gc.disable()  # imports make objects but no garbage: collecting it would take a second
-        from lfl.cli import run
-
+        command = import_module(_MODULES.get(args[0], "lfl.cli"))
         gc.enable()
-
-        if args[0] == "partition":
-            from lfl.cli.partition import show_partition
-
-            run(args[1:], show_partition)
+        if args[0] in _MODULES:
+            command.main(args[1:])
         else:
-            run(args)
+            command.run(args)
     except KeyboardInterrupt:  # before or after the rounds; during them the trainer handles it
         parser.exit(130, "lfl: interrupted\n")
 

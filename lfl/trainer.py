@@ -266,6 +266,7 @@ class FederatedTrainer(LightningFacade):
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
+        verbose: bool = True,
     ) -> dict[str, float]:
         """Evaluate the server's model on the validation set, and clients' models where there are some.
 
@@ -273,14 +274,18 @@ class FederatedTrainer(LightningFacade):
             model: the module; by default that of the last call.
             datamodule: its data; by default that of the last call.
             ckpt_path: checkpoint; "last" or "best" for the newest one in default_root_dir; none for the model as it is.
+            verbose: print a table of the metrics, with a progress bar or without.
         """
-        return self._evaluate_once(model, datamodule, ckpt_path, TrainerFn.VALIDATING)[0]
+        metrics, _ = self._evaluate_once(model, datamodule, ckpt_path, TrainerFn.VALIDATING)
+        self._print(metrics if verbose else {})
+        return metrics
 
     def test(
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
+        verbose: bool = True,
     ) -> dict[str, float]:
         """Evaluate the server's model on the test set, and clients' models where there are some.
 
@@ -288,8 +293,11 @@ class FederatedTrainer(LightningFacade):
             model: the module; by default that of the last call.
             datamodule: its data; by default that of the last call.
             ckpt_path: checkpoint; "last" or "best" for the newest one in default_root_dir; none for the model as it is.
+            verbose: print a table of the metrics, with a progress bar or without.
         """
-        return self._evaluate_once(model, datamodule, ckpt_path, TrainerFn.TESTING)[0]
+        metrics, _ = self._evaluate_once(model, datamodule, ckpt_path, TrainerFn.TESTING)
+        self._print(metrics if verbose else {})
+        return metrics
 
     def predict(
         self,
@@ -502,9 +510,11 @@ class FederatedTrainer(LightningFacade):
                 logger.log_metrics(metrics, step=state["round"] if state is not None else self.current_round)
                 logger.finalize("success")
             self._tear_down(lightning, model, stage)
-        if metrics:
-            self.display.show(metrics_table(metrics))
         return metrics, outputs
+
+    def _print(self, metrics: dict[str, float]) -> None:
+        if metrics and self.is_global_zero:
+            self.display.show(metrics_table(metrics), always=True)
 
 
 def _federated(datamodule: LightningDataModule) -> FederatedData:

@@ -32,6 +32,29 @@ def test_misspelt_subcommands_are_named(capsys: pytest.CaptureFixture[str]) -> N
         assert capsys.readouterr().err == f"lfl: error: unknown subcommand {name!r}; {hint}\n"
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("sweep", "--resume", "none"), "none is not the folder of a sweep: none/sweep.yaml cannot be read."),
+        (("report", "none"), "no runs in 'none' (does not exist)"),
+        (("partition",), "`lfl partition` needs `data`"),
+        (("fit",), "`lfl fit` needs a `model`"),
+    ],
+)
+def test_each_subcommand_has_its_own_program(
+    args: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(list(args))
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])

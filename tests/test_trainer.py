@@ -1,5 +1,6 @@
 """A module written for lightning.Trainer trains here unchanged, and one written here trains there."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,21 @@ def test_the_trained_model_is_in_the_module_and_in_the_checkpoint(tmp_path: Path
     assert torch.equal(torch.cat([p.detach().flatten() for p in fresh.parameters()]), trained)
 
 
-def test_validate_test_and_predict(tmp_path: Path) -> None:
+def test_validate_test_and_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module, data = mlp(), ragged_data()
     trainer = train([], tmp_path, module, data, max_rounds=5, precision="32-true")
     options = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": str(tmp_path)}
     other = FederatedTrainer(**options)
     validated = other.validate(module, data)
     assert validated["val_acc"] == pytest.approx(trainer.summary.last("val_acc")[0], abs=1e-6)
-    assert FederatedTrainer(**options).test(module, data)["test_acc"] == pytest.approx(validated["val_acc"])
+    capsys.readouterr()
+    tested = FederatedTrainer(**options).test(module, data)
+    assert tested["test_acc"] == pytest.approx(validated["val_acc"])
+    printed = capsys.readouterr().out  # the table, as Lightning prints it, without a progress bar
+    for name, value in tested.items():
+        assert re.search(rf"{name} +{re.escape(f'{value:.6g}')}", printed)
+    FederatedTrainer(**options).test(module, data, verbose=False)
+    assert capsys.readouterr().out == ""
     outputs = FederatedTrainer(**options).predict(module, data)
     assert torch.cat(outputs).shape == (40, 4)
     assert torch.equal(torch.cat(torch.load(next(tmp_path.glob("run_*/predictions.pt")))), torch.cat(outputs))

@@ -12,9 +12,12 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lfl.coming_from_lightning import SETTINGS
 from lfl.trainer import FederatedTrainer
@@ -46,14 +49,15 @@ _VALUE = re.compile(
 )
 
 
-def one_line(message: str, options: Iterable[str] = ()) -> str:
+def one_line(message: str, options: Iterable[str] = (), words: Sequence[str] = ()) -> str:
     """Rewrite a message of jsonargparse, or any other message, on one line.
 
     Args:
         message: The message.
         options: The settings that the parser knows, such as ``trainer.max_rounds``; to find near names.
+        words: The words of the command line.
     """
-    sentence = _sentence(message, sorted(options))
+    sentence = _sentence(message, sorted(options), words)
     return sentence if sentence.endswith((".", "?", "!")) else sentence + "."
 
 
@@ -113,13 +117,15 @@ def _follow(message: str) -> tuple[str, str, str, str]:
     return ".".join(keys), class_path, types, message
 
 
-def _sentence(message: str, options: list[str]) -> str:
+def _sentence(message: str, options: list[str], words: Sequence[str]) -> str:
     """Put the innermost error of a message into words."""
     key, class_path, types, rest = _follow(message)
     text = rest.partition("\n")[0]
+    if alone := re.fullmatch(r"argument (\S+): expected (?:one|at least one) argument", text):
+        return f"`{_without_value(alone[1], words)}` needs a value"
     if unknown := re.search(r"unrecognized arguments: (.*)|not accept option '(.*)'", text):
-        words = (unknown[1] or unknown[2]).split()
-        names = [word.partition("=")[0] for word in words if word.startswith("-")] or words
+        found = (unknown[1] or unknown[2]).split()
+        names = [word.partition("=")[0] for word in found if word.startswith("-")] or found
         kind = "argument" if unknown[1] else "setting"
         return "; ".join(f"unknown {kind} `{name}`{_near_option(name, options)}" for name in names)
     if missing := re.match(r"the following arguments are required: (.*)", text):
@@ -129,10 +135,11 @@ def _sentence(message: str, options: list[str]) -> str:
         return f"`lfl {subcommand}` needs a `{name}`: give `--config FILE` with one, or `--{name} CLASS`"
     if not key:
         return " ".join(message.split())
-    if unknown := re.search(r"Option '(.*?)' is not accepted(?:.*?class_path='(.*?)')?", text):
-        return f"`{key}.{unknown[1]}`: {_unknown_argument(unknown[2] or class_path, unknown[1])}"
     match = _VALUE.search(rest)
     value = next(filter(None, match.groups()), "") if match else ""  # the text of the alternative that matched
+    if unknown := re.search(r"Option '(.*?)' is not accepted(?:.*?class_path='(.*?)')?", text):
+        kind, name = _class_of(unknown[2] or class_path), unknown[1]
+        return f"`{key}.{name}`: {_without_class(kind, key, name, value) or _unknown_argument(kind, name)}"
     return _wrong_value(key, value, text, _names(types))
 
 
@@ -156,6 +163,8 @@ def _wrong_value(key: str, value: str, text: str, types: list[str]) -> str:
         bases = " or ".join(kind for kind in types if kind not in _WORDS) or "class"
         hint = _near(value, _known_classes()) or "; a class of your own needs its import path"
         return f"`{key}`: there is no {bases} {value!r}{hint}"
+    if tuple_of := re.match(r"Expected a tuple with (\d+) elements", text):
+        return f"`{key}={shown}` must be a list of {tuple_of[1]} values"
     if text.startswith(("Not of type", "Expected a")):
         kinds = types or _names(re.split(r": |\. Got", text)[0])
         kinds = [kind for kind in kinds if kind != "int" or "float" not in kinds]  # every whole number is a number
@@ -171,15 +180,38 @@ def _names(types: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name != "NoneType"]
 
 
-def _unknown_argument(class_path: str, name: str) -> str:
-    """Say that a class has no such argument, and which argument may be meant."""
+def _without_value(option: str, words: Sequence[str]) -> str:
+    """The word of the command line that has no value: ``--optimizer.lr``, where argparse says ``--optimizer``."""
+    names = option.split("/")  # argparse names all that an option is called
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        is_option = any(word == name or word.startswith(f"{name}.") for name in names)
+        if is_option and "=" not in word and following.startswith("--"):
+            return word
+    return names[-1]
+
+
+def _class_of(class_path: str) -> type:
     module, _, class_name = class_path.rpartition(".")
-    kind = getattr(import_module(module), class_name)
+    found: type = getattr(import_module(module), class_name)
+    return found
+
+
+def _without_class(kind: type, key: str, name: str, value: str) -> str:
+    """Say that no class was named of which this could be an argument; empty where one was."""
+    if not (inspect.isabstract(kind) or kind in (Optimizer, LRScheduler)):
+        return ""
+    able = [cls for cls, of in _known_classes().items() if issubclass(of, kind) and name in _arguments(of)]
+    example = f"--{key} {'SGD' if 'SGD' in able else able[0]} --{key}.{name} {value}" if able else f"--{key} CLASS"
+    return f"no `{key}` is given that could have it: name its class first, `{example}`"
+
+
+def _unknown_argument(kind: type, name: str) -> str:
+    """Say that a class has no such argument, and which argument may be meant."""
     if kind is FederatedTrainer and name in SETTINGS:
-        return f"{class_name} has no argument `{name}`: {SETTINGS[name]}"
+        return f"{kind.__name__} has no argument `{name}`: {SETTINGS[name]}"
     arguments = _arguments(kind)
     hint = _near(name, arguments) or _owners(name) or f"; it takes {', '.join(arguments) or 'none'}"
-    return f"{class_name} has no argument `{name}`{hint}"
+    return f"{kind.__name__} has no argument `{name}`{hint}"
 
 
 def _near_option(name: str, options: list[str]) -> str:

@@ -62,7 +62,7 @@ class FederatedArgumentParser(LightningArgumentParser):
             super().error(message, ex)
         if os.environ.get("LFL_TRACEBACK"):
             raise ValueError(message) from ex
-        self.exit(2, f"lfl: error: {one_line(message, self._known_options())}\n")
+        self.exit(2, f"lfl: error: {one_line(message, self._known_options(), self.args)}\n")
 
     def _known_options(self) -> set[str]:
         known = set(self._option_string_actions)

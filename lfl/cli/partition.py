@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt
 
-from lfl.cli.parser import FederatedArgumentParser
+from lfl.cli.parser import FederatedArgumentParser, run
 from lfl.data import FederatedData
 
 # What else a config of `lfl fit` has: read, since it is the same file, and not used.
@@ -17,8 +17,13 @@ _OTHERS = ("model", "trainer", "optimizer", "lr_scheduler", "seed_everything", "
 _MOST_CLASSES = 8  # of a client that are printed
 
 
+def main(args: list[str]) -> None:
+    """Run ``lfl partition`` with the words after it; ends the process with one line, and code 2, for wrong ones."""
+    run(args, show_partition)
+
+
 def show_partition(args: list[str]) -> None:
-    """Run ``lfl partition``: print sizes and classes of clients, and write the partition and its picture."""
+    """Print sizes and classes of clients, and write the partition and its picture."""
     parser = _parser()
     options = parser.parse_args(args)
     if options.data is None:

@@ -7,6 +7,7 @@ from lfl.data.clustered_partitioner import ClusteredDirichletPartitioner
 from lfl.data.collate import PadCollate
 from lfl.data.datamodule import FederatedDataModule
 from lfl.data.examples import TensorData
+from lfl.data.flower_partitioner import FlowerPartitioner
 from lfl.data.huggingface_source import HuggingFaceSource
 from lfl.data.leaf_source import LEAFSource
 from lfl.data.matching import match_label_mix
@@ -46,6 +47,7 @@ __all__ = [
     "EqualDirichletPartitioner",
     "FederatedData",
     "FederatedDataModule",
+    "FlowerPartitioner",
     "HuggingFaceSource",
     "IIDPartitioner",
     "IndexSets",

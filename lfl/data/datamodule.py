@@ -17,6 +17,7 @@ from lfl.data.examined import examined
 from lfl.data.examples import Examples, merged
 from lfl.data.matching import keeps_groups_whole, match_groups, match_label_mix, split_each, users_of
 from lfl.data.partition import IndexSets, Partition
+from lfl.data.partition_file import check_there
 from lfl.data.partitioners import DirichletPartitioner, Partitioner
 from lfl.data.sources import MNIST5000, Source
 from lfl.data.stores import Loader, PartStore, Store, make_store
@@ -111,6 +112,8 @@ class FederatedDataModule(FederatedData):
 
     @override
     def prepare_data(self) -> None:
+        if self.partition_path is not None:
+            check_there(self.partition_path)
         self.source.check()
         self.source.prepare()
 

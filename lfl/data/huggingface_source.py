@@ -31,7 +31,7 @@ class HuggingFaceSource(Source):
 
     Args:
         path: folder that ``save_to_disk`` wrote, or a name on the hub, ``imdb``. The hub's are looked for among those
-            that were loaded before, unless ``download``.
+            that were loaded before, unless ``download``. ``./imdb`` is a folder only.
         name: name of one of several configurations of a data set of the hub.
         split: split that is the training set; a folder with a single split needs none.
         test_split: split that is the test set; none to hold out ``test_fraction`` of the training set.
@@ -190,6 +190,11 @@ class HuggingFaceSource(Source):
                 f"The folder {str(folder.resolve())!r} holds no data set that `save_to_disk` wrote: there is neither "
                 "dataset_dict.json nor state.json. Load it with `datasets.load_dataset`, and save it."
             )
+        if not _may_be_on_hub(self.path):
+            raise FileNotFoundError(
+                f"There is no data set at {str(folder.resolve())!r}: write one there by `save_to_disk` of `datasets`, "
+                "as the first lines of a config may say, or set `path` to where it is, or to a name on the hub."
+            )
         try:
             with nullcontext() if self.download else _offline():
                 return datasets.load_dataset(self.path, self.name)
@@ -226,6 +231,17 @@ def _rows_of(columns: dict[str, Any]) -> list[dict[str, Any]]:
 def _is_single(feature: Any) -> bool:
     """Whether a column has one number or name a row."""
     return type(feature).__name__ in ("Value", "ClassLabel")
+
+
+def _may_be_on_hub(path: str) -> bool:
+    """Whether a path could be a data set's name: ``./data/mine`` and ``/data/mine`` are folders only."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return False
+    return True
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lfl.data.partition_file import ClientId, PartitionError, read_csv, read_json, write_json
+from lfl.data.partition_file import ClientId, PartitionError, check_there, read_csv, read_json, write_json
 from lfl.storage.checkpoint_file import write_atomically
 
 _TENSORS = ("train_indices", "train_offsets", "test_indices", "test_offsets")
@@ -216,8 +216,7 @@ class Partition:
             ValueError: the file holds no partition, or is damaged.
         """
         file = Path(path)
-        if not file.is_file():
-            raise FileNotFoundError(f"There is no partition at {str(path)!r}; `Partition.save` writes one.")
+        check_there(file)
         if file.suffix.lower() not in (".json", ".csv"):
             return cls._load_saved(file)
         written = (read_json if file.suffix.lower() == ".json" else read_csv)(file)

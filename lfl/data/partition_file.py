@@ -7,6 +7,7 @@ test). Clients are numbers from 0, without gaps, or ids (names, or any numbers),
 
 import csv
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +35,12 @@ class WrittenPartition:
     train: list[list[int]]
     test: list[list[int]]
     ids: list[ClientId] | None = field(default=None)
+
+
+def check_there(path: str | os.PathLike[str]) -> None:
+    """Raise FileNotFoundError, with how to get it, where there is no file of a partition."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no partition at {str(path)!r}; `Partition.save` writes one.")
 
 
 def read_json(path: Path) -> WrittenPartition:

@@ -49,6 +49,11 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--x", choices=_AXES, default="round", help="what curves are drawn against at first")
     parser.add_argument("--names", nargs="+", default=[], help="a label for each group, in the order of the report")
     parser.add_argument("--title", default="", help="over the page (default: the groups)")
+    parser.add_argument(
+        "--wandb",
+        metavar="PROJECT",
+        help="also log the page and its files to this project of W&B, in a run of job type report; offline without a key",
+    )
     return parser.parse_args(arguments)
 
 
@@ -70,19 +75,25 @@ def write(options: argparse.Namespace) -> Path:
     """Make the report that the options ask for; returns the page.
 
     Raises:
-        ReportError: there are no runs, or not what is asked for in them.
+        ReportError: there are no runs, or not what is asked for in them; or W&B does not take the report.
         OSError: a file cannot be written.
     """
     from lfl.report.content import Report
     from lfl.report.groups import compare
+    from lfl.report.wandb import check_installed, log_report
 
+    if options.wandb is not None:
+        check_installed()
     comparison = compare(options.runs)
     if options.names:
         comparison = comparison.renamed(options.names)
     report = Report.of(comparison, options.metric, options.target, options.x, options.title)
     for note in report.notes:
         sys.stderr.write(f"lfl report: {note}\n")
-    return write_report(report, options.output)
+    page = write_report(report, options.output)
+    if options.wandb is not None:
+        log_report(page, options.wandb, report.title)
+    return page
 
 
 def write_report(report: Report, output: Path) -> Path:

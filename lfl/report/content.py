@@ -156,7 +156,7 @@ class Report:
         spread = " Means over seeds ± standard deviation (of a sample)." if several else ""
         counted = {run.path for group in groups for run in group.counted}
         left_out = [run for run in self.comparison.runs if run.path not in counted]
-        kinds = " or ".join(sorted({"damaged" if run.is_damaged else "unfinished" for run in left_out}))
+        kinds = " or ".join(sorted({run.state for run in left_out}))
         without = f" {_count(len(left_out), f'{kinds} run')} not counted." if left_out else ""
         direction = {1: "the highest", -1: "the lowest"}.get(direction_of(self.metric))
         best = f" Best: {direction} of all evaluations." if direction else ""
@@ -210,7 +210,7 @@ def _title(comparison: Comparison) -> str:
 
 def _state(run: Run) -> str:
     told = f"{run.rounds} rounds" if run.max_rounds is None else f"{run.rounds} of {run.max_rounds} rounds"
-    return told if run.is_finished else f"{told}, {'damaged' if run.is_damaged else 'unfinished'}"
+    return told if run.is_finished else f"{told}, {run.state}"
 
 
 def _count(number: int, word: str) -> str:

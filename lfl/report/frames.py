@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 def load(runs: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """Read runs into a tidy data frame: a row for each metric of each round of each run.
 
-    Columns are ``run`` (its folder), ``group`` (a label for runs that differ in their seeds alone), ``seed``, one for
-    each setting that differs between the runs, ``round``, ``metric`` and ``value``. Measured times, of ``timing.csv``,
-    are metrics too. Runs without any round, and runs that another one repeats, are left out, as in a report.
+    Columns are ``run`` (its folder), ``group`` (a label for runs that differ in their seeds alone), ``seed``, ``state``
+    (``finished``; ``unfinished``, where rounds are to come; ``damaged``, where rounds were lost), one for each setting
+    that differs between the runs, ``round``, ``metric`` and ``value``. Measured times, of ``timing.csv``, are metrics
+    too. Runs without any round, and runs that another one repeats, are left out, as in a report.
 
     Args:
         runs: run folders, folders with runs at any depth below, or patterns such as ``runs/*``.
@@ -57,6 +58,7 @@ def tidy(comparison: Comparison, metrics: Sequence[str] | None = None) -> pd.Dat
         "run": of_run([str(run.path) for _, run in runs]),
         "group": of_run([group.label for group, _ in runs]),
         "seed": of_run([run.seed for _, run in runs]),
+        "state": of_run([run.state for _, run in runs]),
     }
     for key, name in comparison.names.items():
         columns[name] = pd.Series([group.settings.get(key) for group, _ in runs]).take(which).to_numpy()

@@ -103,7 +103,7 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
         elif not run.is_finished:
             notes.append(f"{names[run.path]} is unfinished: round {run.rounds} of {run.max_rounds}.")
     keys = differing([run.settings for run in runs])
-    short = short_names(keys, reserved=("run", "round", "seed", "metric", "value", "group"))
+    short = short_names(keys, reserved=("run", "round", "seed", "state", "metric", "value", "group"))
     return Comparison(_grouped(runs, short), short, shared([run.settings for run in runs]), names, notes)
 
 

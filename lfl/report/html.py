@@ -166,7 +166,7 @@ def _rows(report: Report) -> list[dict[str, Any]]:
         counted = len(group.counted)
         runs = str(counted) if counted == len(group.runs) else f"{counted} of {len(group.runs)}"
         style = report.styles[group.label]
-        state = "" if group.counted[0].is_finished else "damaged" if group.counted[0].is_damaged else "unfinished"
+        state = "" if group.counted[0].is_finished else group.counted[0].state
         found.append(
             {"label": group.label, "style": style, "cells": shown_cells, "runs": runs, "drawn": group.label in drawn}
             | {"state": state}

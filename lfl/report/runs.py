@@ -72,6 +72,11 @@ class Run:
         return self.rounds > 0 and (self.max_rounds is None or self.rounds >= self.max_rounds or may_stop)
 
     @property
+    def state(self) -> str:
+        """One word: ``finished``, ``unfinished`` or ``damaged``."""
+        return "damaged" if self.is_damaged else "finished" if self.is_finished else "unfinished"
+
+    @property
     def seed(self) -> str:
         """Its seeds; one number where they are equal."""
         values = list(dict.fromkeys(str(value) for value in self.seeds.values() if value is not None))

@@ -55,13 +55,13 @@ class Cell:
         values: of the runs, finite or not.
         lost: what to say of those that are not.
         runs: how many runs there are, with those that have no value; None for as many as values.
-        is_damaged: whether the runs are damaged: rounds are lost, of which nobody knows how good they were.
+        is_finished: whether all runs are: nobody knows how good the rounds are that are lost, or to come.
     """
 
     values: Sequence[float]
     lost: str = "not finite"
     runs: int | None = None
-    is_damaged: bool = False
+    is_finished: bool = True
 
     @property
     def finite(self) -> list[float]:
@@ -87,8 +87,8 @@ class Cell:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all runs are in the mean, and none is damaged: else it compares with no other mean."""
-        return len(self.finite) == (len(self.values) if self.runs is None else self.runs) and not self.is_damaged
+        """Whether all runs are in the mean, with all their rounds: else it compares with no other mean."""
+        return len(self.finite) == (len(self.values) if self.runs is None else self.runs) and self.is_finished
 
     def texts(self, digits: int) -> tuple[str, str, str]:
         """The mean, the deviation with its sign, and the remark, each perhaps empty."""
@@ -117,7 +117,7 @@ class Summary:
         return [n if q.digits is None else q.digits for q, n in zip(self.quantities, needed, strict=True)]
 
     def best(self, column: int) -> set[int]:
-        """The rows with the best mean of a column, of those that all runs of their group are in.
+        """The rows with the best mean of a column, of those that all runs of their group are in, which are finished.
 
         None where nothing tells what is better, or there is one row.
         """
@@ -251,5 +251,5 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int =
 
 def _cell(group: Group, quantity: Quantity) -> Cell:
     found = [quantity.value(run) for run in group.counted]
-    is_damaged = any(run.is_damaged for run in group.counted)
-    return Cell([value for value in found if value is not None], quantity.lost, len(found), is_damaged)
+    is_finished = all(run.is_finished for run in group.counted)
+    return Cell([value for value in found if value is not None], quantity.lost, len(found), is_finished)

@@ -82,9 +82,14 @@ class ProgressDisplay:
         elif self.enabled:
             print(text, file=self._output(), flush=True)
 
-    def show(self, renderable: RenderableType) -> None:
-        """Print a renderable of rich, such as the table of `RunSummary.render`; to be called after `stop`."""
-        if self.enabled:
+    def show(self, renderable: RenderableType, always: bool = False) -> None:
+        """Print a renderable of rich, such as the table of `RunSummary.render`; to be called after `stop`.
+
+        Args:
+            renderable: What to print.
+            always: Print it where no progress is shown, too.
+        """
+        if self.enabled or always:
             stream = self._output()
             console_of(stream, self._is_live(stream)).print(renderable)
 

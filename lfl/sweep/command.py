@@ -22,12 +22,13 @@ from lfl.sweep.folder import (
     Sweep,
     SweepError,
     check_same,
+    existing_place,
     finished_folder,
     place_of,
     write_results,
 )
 from lfl.sweep.grid import GridError, PlannedRun, combine, count, read_axes
-from lfl.sweep.jobs import Checked, Outcome, check, fit, prepare
+from lfl.sweep.jobs import Checked, Outcome, check, fit, prepare, prepare_data
 from lfl.sweep.table import RunView, SweepDisplay
 from lfl.sweep.wandb_file import write_files
 from lfl.sweep.workers import Failure, WorkerPool
@@ -122,6 +123,7 @@ def _sweep(options: _Options, rest: Sequence[str], words: Sequence[str]) -> int:
             for run in runs:
                 print(shlex.join(["lfl", "fit", *run.arguments, *_own_folder(options.output, run)]))
             return 0
+        _check_data(pool, sweep, checked, existing_place(sweep, options.output, _ROOT))
         return _make(pool, options, sweep, checked, place_of(sweep, options.output, _ROOT))
 
 
@@ -134,7 +136,9 @@ def _resume(options: _Options, rest: Sequence[str]) -> int:
     with _pool(options.jobs) as pool:
         checked = _check(pool, recorded.runs)
         sweep = replace(recorded, digests=tuple(c.digest for c in checked))
-        return _make(pool, options, sweep, checked, place_of(sweep, folder, _ROOT))
+        place = place_of(sweep, folder, _ROOT)
+        _check_data(pool, sweep, checked, place)
+        return _make(pool, options, sweep, checked, place)
 
 
 def _check(pool: WorkerPool, runs: Sequence[PlannedRun]) -> list[Checked]:
@@ -159,6 +163,22 @@ def _check(pool: WorkerPool, runs: Sequence[PlannedRun]) -> list[Checked]:
                 "such as a config."
             )
     return checked
+
+
+def _check_data(pool: WorkerPool, sweep: Sweep, checked: Sequence[Checked], place: Path | None) -> None:
+    """Check that the data is there of all runs that are not finished, once for those that have the same.
+
+    Raises:
+        GridError: it is not.
+    """
+    wanted: dict[str, PlannedRun] = {}
+    for run, settings in zip(sweep.runs, checked, strict=True):
+        if place is None or finished_folder(place / run.name) is None:
+            wanted.setdefault(settings.data, run)
+    runs = list(wanted.values())
+    for number, result in pool.results([(prepare_data, (run.arguments,)) for run in runs]):
+        if isinstance(result, Failure):
+            raise GridError(f"{runs[number].name}: {result.message.removeprefix('ValueError: ')}")
 
 
 def _make(pool: WorkerPool, options: _Options, sweep: Sweep, checked: Sequence[Checked], folder: Path) -> int:

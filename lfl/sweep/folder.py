@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from lfl.storage.files import write_file
-from lfl.storage.folders import METRICS_FILE, check_writable, new_run_folder
+from lfl.storage.folders import METRICS_FILE, TIMING_FILE, check_writable, new_run_folder
 from lfl.sweep.grid import PlannedRun
 from lfl.version import __version__
 
@@ -90,18 +90,31 @@ def place_of(sweep: Sweep, output: Path | None, root: Path) -> Path:
         SweepError: ``output`` has other runs, or settings have changed since.
         OSError: the folder cannot be made.
     """
+    existing = existing_place(sweep, output, root)
     if output is None:
-        same = [folder for folder in sorted(root.glob(f"sweep_*/{SWEEP}")) if _is_of(sweep, folder.parent)]
-        if same:
-            return same[-1].parent
+        if existing is not None:
+            return existing
         check_writable(root)
         return new_run_folder(root, "sweep")
-    if (output / SWEEP).exists():
-        check_same(sweep, output)
-    elif output.exists() and any(output.iterdir()):
+    if existing is None and output.exists() and any(output.iterdir()):
         raise SweepError(f"`--output {output}` holds something else than a sweep: name a new or an empty folder.")
     check_writable(output)
     output.mkdir(parents=True, exist_ok=True)
+    return output
+
+
+def existing_place(sweep: Sweep, output: Path | None, root: Path) -> Path | None:
+    """The folder in which a sweep was begun; None for a new sweep. The arguments are those of ``place_of``.
+
+    Raises:
+        SweepError: ``output`` has other runs, or settings have changed since.
+    """
+    if output is None:
+        same = [folder for folder in sorted(root.glob(f"sweep_*/{SWEEP}")) if _is_of(sweep, folder.parent)]
+        return same[-1].parent if same else None
+    if not (output / SWEEP).exists():
+        return None
+    check_same(sweep, output)
     return output
 
 
@@ -143,19 +156,20 @@ def finished_folder(folder: Path) -> Path | None:
     if finished is None:
         return None
     attempt, last = finished
-    return attempt if attempt.is_dir() and _last_round(attempt) >= last else None
+    return attempt if attempt.is_dir() and _last_round(attempt) >= last and not _has_lost_rounds(attempt) else None
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Remove the results of a run that has finished, unless they are whole, so that they are made again.
+    """Remove those results of a run that have lost rounds, so that they are made again.
 
-    Its last checkpoint has all rounds: going on from there would not bring back those that ``metrics.csv`` lacks.
+    Their last checkpoint has all rounds: going on from there would not bring back those that ``metrics.csv`` lacks.
     """
     if finished_folder(folder) is not None:
         return
     finished = _read_finished(folder)
-    if finished is not None and finished[0] in attempts(folder):
-        shutil.rmtree(finished[0])
+    for attempt in attempts(folder):
+        if _has_lost_rounds(attempt) or (finished is not None and attempt == finished[0]):
+            shutil.rmtree(attempt)
     (folder / FINISHED).unlink(missing_ok=True)
 
 
@@ -206,10 +220,15 @@ def _read_finished(folder: Path) -> tuple[Path, int] | None:
         return None
 
 
-def _last_round(attempt: Path) -> int:
-    """The round of the last whole row of ``metrics.csv``; 0 where there is none."""
+def _has_lost_rounds(attempt: Path) -> bool:
+    """Whether ``metrics.csv`` ends before ``timing.csv``, which gets a round's times after its metrics are written."""
+    return _last_round(attempt) < _last_round(attempt, TIMING_FILE)
+
+
+def _last_round(attempt: Path, file: str = METRICS_FILE) -> int:
+    """The round of the last whole row of a file of a run; 0 where there is none."""
     try:
-        text = (attempt / METRICS_FILE).read_text(encoding="utf-8")
+        text = (attempt / file).read_text(encoding="utf-8")
         return int(text[: text.rfind("\n") + 1].splitlines()[-1].partition(",")[0])
     except (OSError, ValueError, IndexError):
         return 0

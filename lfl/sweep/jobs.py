@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import os
 import shutil
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from filelock import FileLock
 
 from lfl.sweep.folder import LOG, attempts, remove_incomplete, write_finished
@@ -35,11 +37,13 @@ class Checked:
 
     Attributes:
         digest: of all settings, defaults included.
+        data: a digest of the settings of its data.
         max_rounds: of the run.
         logs_to_wandb: whether one of its loggers is W&B's.
     """
 
     digest: str
+    data: str
     max_rounds: int
     logs_to_wandb: bool
 
@@ -96,15 +100,9 @@ def check(arguments: Sequence[str]) -> Checked:
     Raises:
         ValueError: they are wrong; with the one line that ``lfl fit`` would print.
     """
-    from lfl.cli import ResolvingCLI, run
+    from lfl.cli import ResolvingCLI
 
-    said = StringIO()
-    try:
-        with warnings.catch_warnings(), redirect_stderr(said):
-            warnings.simplefilter("ignore")  # the run itself warns
-            cli = run(["fit", *arguments], ResolvingCLI)
-    except SystemExit as error:
-        raise ValueError(said.getvalue().strip().removeprefix(_ERROR)) from error
+    cli = _or_one_line(ResolvingCLI, arguments)
     trainer: Any = cli.trainer
     if trainer.world_size > 1:
         raise ValueError(
@@ -113,8 +111,39 @@ def check(arguments: Sequence[str]) -> Checked:
         )
     settings = cli.settings
     return Checked(
-        hashlib.sha256(settings.encode()).hexdigest(), trainer.max_rounds, logs_to_wandb="WandbLogger" in settings
+        _digest(settings),
+        _digest(json.dumps(yaml.safe_load(settings)["data"], default=str)),
+        trainer.max_rounds,
+        logs_to_wandb="WandbLogger" in settings,
     )
+
+
+def prepare_data(arguments: Sequence[str]) -> None:
+    """Check that the data of a run is there, and fetch or unpack it if its settings say so, as the run would.
+
+    Raises:
+        ValueError: it is not there; with the one line that ``lfl fit`` would print.
+    """
+    from lfl.cli import ResolvingCLI
+
+    _or_one_line(lambda words: ResolvingCLI(words).datamodule.prepare_data(), arguments)
+
+
+def _or_one_line(command: Callable[[list[str]], Any], arguments: Sequence[str]) -> Any:
+    """What a command makes of the arguments of ``lfl fit``; raises ValueError with the one line that it would print."""
+    from lfl.cli import run
+
+    said = StringIO()
+    try:
+        with warnings.catch_warnings(), redirect_stderr(said):
+            warnings.simplefilter("ignore")  # the run itself warns
+            return run(["fit", *arguments], command)
+    except SystemExit as error:
+        raise ValueError(said.getvalue().strip().rpartition(_ERROR)[2]) from error
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def fit(arguments: Sequence[str], folder: Path) -> Outcome:

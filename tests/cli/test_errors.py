@@ -89,7 +89,10 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--max_rounds=3", "unknown argument `--max_rounds`; did you mean `--trainer.max_rounds`?"),
         ("--alpha=3", "`--alpha`; it is an argument of ClientMomentum, ClusteredDirichletPartitioner, "),
         ("extra", "unknown argument `extra`."),
-        ("--trainer.max_rounds", "argument --trainer.max_rounds: expected one argument."),
+        ("--trainer.max_rounds", "`--trainer.max_rounds` needs a value."),
+        ("--optimizer.lr", "`--optimizer.lr` needs a value."),
+        ("--optimizer SGD --optimizer.lr --seed_everything=3", "`--optimizer.lr` needs a value."),
+        ("--config", "`--config` needs a value."),
         ("--trainer.max_rounds abc", "`trainer.max_rounds=abc` must be a whole number of at least 0."),
         ("--trainer.max_rounds=-1", "`trainer.max_rounds=-1` must be a whole number of at least 0."),
         ("--trainer.cohort_size=0", "`trainer.cohort_size=0` must be a whole number of at least 1."),
@@ -170,6 +173,11 @@ CLIENTS = "--trainer.participation.clients_per_round"
             "--trainer.system lfl.system.Straglers",
             "`trainer.system`: module 'lfl.system' has no attribute 'Straglers'; did you mean `Stragglers`?",
         ),
+        ("--optimizer=Adam --optimizer.betas [0.5]", "`optimizer.betas=[0.5]` must be a list of 2 values."),
+        (
+            "--model.backbone=LeNet5 --model.backbone.hidden [32]",
+            "`model.backbone.hidden=[32]` must be a list of 2 values.",
+        ),
         (
             "--model.backbone MLP --model.backbone.hidden 8,16",
             "`model.backbone.hidden=8,16` must be a list, such as [8, 16].",
@@ -214,6 +222,21 @@ def test_bad_argument(world: World, args: str, message: str):
 )
 def test_bad_config(world: World, edit: Callable[[dict[str, Any]], object], message: str):
     assert world.refused("fit", "--config", world.write("bad.yaml", edit)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--optimizer.lr 0.1", "`optimizer.lr`: {}, `--optimizer SGD --optimizer.lr 0.1`."),
+        ("--optimizer.lrr=0.1", "`optimizer.lrr`: {}, `--optimizer CLASS`."),
+        ("--lr_scheduler.gamma 0.5", "`lr_scheduler.gamma`: {}, `--lr_scheduler StepLR --lr_scheduler.gamma 0.5`."),
+    ],
+)
+def test_setting_of_a_class_that_is_not_named(world: World, args: str, message: str):
+    config = world.write("own.yaml", lambda c: c.pop("optimizer"))
+    name = args.partition(".")[0].lstrip("-")
+    said = world.refused("fit", "--config", config, *args.split(" "))
+    assert said == message.format(f"no `{name}` is given that could have it: name its class first")
 
 
 @pytest.mark.parametrize(

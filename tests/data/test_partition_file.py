@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lfl.data import Partition
-from lfl.data.partition_file import PartitionError, read_csv, read_json, write_json
+from lfl.data.partition_file import PartitionError, check_there, read_csv, read_json, write_json
 
 
 def json_file(folder: Path, content: Any) -> Path:
@@ -106,3 +106,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = read_json(path)
     assert (found.train, found.test, found.ids) == ([[3, 1], [], [0]], [[], [2], []], None)
     assert [file.name for file in tmp_path.iterdir()] == ["partition.json"]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "there.csv").touch()
+    check_there(tmp_path / "there.csv")
+    with pytest.raises(FileNotFoundError, match=r"There is no partition at '.*none\.csv'; `Partition\.save` writes one"):
+        check_there(tmp_path / "none.csv")

@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ import matplotlib
 import pytest
 from jsonargparse import ArgumentParser
 from lightning.pytorch.loggers.logger import Logger
+from wandb_records import read_records
 
 from lfl.loggers import CSVLogger, WandbLogger
 from lfl.loggers.csv import read_rows
@@ -466,23 +465,6 @@ def test_real_server_that_does_not_answer_makes_the_run_offline(tmp_path):
     assert re.fullmatch(
         r"W&B is offline \(http://127\.0\.0\.1:9 could not be used: .+\)\. The run lies in .*offline-run.*\n", said
     ), said
-
-
-def read_records(folder: Path) -> Iterator[Any]:
-    """The records of a ``.wandb`` file: LevelDB's log format (blocks of 32 KiB) with a header of 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    (path,) = folder.glob("*.wandb")
-    data, position, message = path.read_bytes(), 7, b""
-    while position + 7 <= len(data):
-        if 32768 - position % 32768 < 7:
-            position += 32768 - position % 32768
-        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        message += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield Record.FromString(message)
-            message = b""
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

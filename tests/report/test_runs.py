@@ -106,7 +106,7 @@ def test_runs_with_early_stopping_are_finished_where_they_end(tmp_path: Path) ->
         read(make_run(tmp_path / name, config=config_of(callbacks=callbacks, max_rounds=rounds)))
         for name, callbacks, rounds in (("a", None, 4), ("b", None, 5), ("c", stopping, 5))
     ]
-    assert [run.is_finished for run in runs] == [True, False, True]
+    assert [run.state for run in runs] == ["finished", "unfinished", "finished"]
 
 
 def test_a_run_whose_metrics_end_before_its_times_is_damaged(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_run_whose_metrics_end_before_its_times_is_damaged(tmp_path: Path) -> 
         metrics = make_run(tmp_path / name, config=config_of(callbacks=callbacks)) / "metrics.csv"
         metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]) + "3,0.2,")
         run = read(tmp_path / name)
-        assert (run.rounds, run.timed, run.is_damaged, run.is_finished) == (2, 4, True, False)
+        assert (run.rounds, run.timed, run.state, run.is_finished) == (2, 4, "damaged", False)
     (make_run(tmp_path / "c") / "timing.csv").write_text("round,time/train_s\n1,0.3\n")
     assert not read(tmp_path / "c").is_damaged
 

@@ -99,6 +99,18 @@ def test_damaged_runs_are_never_the_best(tmp_path: Path) -> None:
     assert summary.best(0) == {0}
 
 
+def test_unfinished_runs_are_never_the_best(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", (0.1, 0.2, 0.3, 0.4), config_of(lr=0.1))
+    make_run(tmp_path / "b", (0.8, 0.9), config_of(lr=0.2))
+    summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", []))
+    assert [row[0].mean for row in summary.cells] == [0.4, 0.9]
+    assert summary.best(0) == {0}
+    make_run(tmp_path / "b1", (0.8, 0.9, 0.7, 0.5), config_of(1, lr=0.2))  # a finished one of that group counts
+    summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", []))
+    assert [row[0].mean for row in summary.cells] == [0.4, 0.5]
+    assert summary.best(0) == {1}
+
+
 def test_columns_that_no_run_has_are_left_out(tmp_path: Path) -> None:
     (make_run(tmp_path / "run") / "timing.csv").write_text("round,time/train_s\n1,0.3\n")
     quantities = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", [REACHED])).quantities

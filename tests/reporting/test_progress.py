@@ -76,6 +76,8 @@ def test_disabled_display_writes_nothing(clock):
     run_rounds(shown, clock, 1, 3, 5.0)
     shown.show("table")
     assert stream.getvalue() == ""
+    shown.show("what was asked for", always=True)
+    assert "what was asked for" in stream.getvalue()
 
 
 def test_messages_are_lines_also_outside_a_run(clock):

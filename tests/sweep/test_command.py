@@ -122,6 +122,32 @@ def test_a_named_folder_grows_and_refuses_other_settings(here: World) -> None:
         assert message.startswith("The settings of 'seed_everything=0' are not those that out was begun with")
 
 
+def test_missing_data_is_found_before_the_first_run(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = ["--data.source", "Digits", "TorchvisionSource"]
+    words = ["--config", "base.yaml", *sources, "--seed_everything", "0", "1"]
+    message = here.refused("sweep", *words)
+    assert message.startswith("source=TorchvisionSource,seed_everything=0: CIFAR10 is not at '")
+    assert not (here.folder / "sweeps").exists()
+    message = here.refused("sweep", "--config", "base.yaml", "--data.partition_path", "none.pt", "--output", "out")
+    assert message.endswith("There is no partition at 'none.pt'; `Partition.save` writes one.")
+    assert not (here.folder / "out").exists()
+    assert len(sweep(here, *words, "--print").splitlines()) == 4  # it may be there where the commands are run
+
+
+def test_data_is_looked_for_once_where_it_is_the_same_and_not_for_what_is_finished(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    monkeypatch.setattr("lfl.sweep.command.prepare_data", lambda arguments: looked.append(list(arguments)))
+    words = ["--config", "base.yaml", "--output", "out", "--data.batch_size", "32,64", "--seed_everything"]
+    sweep(here, *words, "0", "1")
+    assert looked == [["--config=base.yaml", f"--data.batch_size={n}", "--seed_everything=0"] for n in (32, 64)]
+    looked.clear()
+    shutil.rmtree(here.folder / "out/batch_size=64,seed_everything=1")
+    sweep(here, "--resume", "out")
+    assert looked == [["--config=base.yaml", "--data.batch_size=64", "--seed_everything=1"]]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

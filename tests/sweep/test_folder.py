@@ -123,6 +123,18 @@ def test_a_damaged_record_is_that_of_an_unfinished_run_whose_rounds_are_kept(tmp
     assert [path.name for path in tmp_path.iterdir()] == ["run_000"]
 
 
+@pytest.mark.parametrize("record", ["", '{"folder": "run_000", "round": 2}'])
+def test_results_that_end_before_their_times_are_not_finished_and_are_removed(tmp_path: Path, record: str) -> None:
+    for name, rounds in (("run_000", (1, 2)), ("run_001", (1, 2, 3))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text("round,a\n" + "".join(f"{n},0.5\n" for n in rounds))
+        (tmp_path / name / "timing.csv").write_text("round,time/train_s\n1,0.1\n2,0.1\n3,0.1\n")
+    (tmp_path / "finished.json").write_text(record)
+    assert finished_folder(tmp_path) is None
+    remove_incomplete(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run_001"]
+
+
 def test_only_folders_of_runs_are_removed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for name in ("run_000", "run_001"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_world import World
 
-from lfl.sweep.jobs import Outcome, check, fit, own_gpu
+from lfl.sweep.jobs import Outcome, check, fit, own_gpu, prepare_data
 
 BASE = ("--config=base.yaml",)
 
@@ -20,6 +20,20 @@ def test_checked_settings_have_a_digest_of_all_of_them(world: World) -> None:
     assert (one.max_rounds, one.logs_to_wandb) == (2, False)
     assert check([*BASE, "--trainer.logger=lfl.loggers.WandbLogger"]).logs_to_wandb
     assert not (world.folder / "runs").exists()
+
+
+def test_data_has_a_digest_of_its_own(world: World) -> None:
+    one, other = check(BASE), check([*BASE, "--optimizer.lr=0.5"])
+    assert one.digest != other.digest
+    assert one.data == other.data != check([*BASE, "--data.num_clients=5"]).data
+
+
+def test_data_is_prepared_or_refused_by_the_line_of_lfl_fit(world: World) -> None:
+    prepare_data(BASE)
+    missing = "--data.source=TorchvisionSource"
+    with pytest.raises(ValueError, match="CIFAR10 is not at '") as refused:
+        prepare_data([*BASE, missing])
+    assert str(refused.value) == world.error(missing)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +112,10 @@ def test_a_finished_run_that_has_lost_rounds_is_made_again(world: World) -> None
     (folder / "finished.json").write_text("")
     assert fit(BASE, folder) == Outcome("finished")
     assert json.loads((folder / "finished.json").read_text()) == {"folder": "run_001", "round": 2}
+    assert (folder / "run_001" / "metrics.csv").read_bytes() == whole
+    (folder / "finished.json").write_text("")
+    (folder / "run_001" / "metrics.csv").write_bytes(whole[:-3])  # both: run_000 has all rounds
+    assert fit(BASE, folder) == Outcome("finished")
     assert (folder / "run_001" / "metrics.csv").read_bytes() == whole
 
 
