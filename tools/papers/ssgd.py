@@ -324,17 +324,23 @@ def plot(times: Times, sizes: Sequence[int | None], path: Path) -> None:
 
 
 def draw_boxes(axes: Axes, times: Times, cases: Sequence[Case]) -> None:
-    """Draw a group of boxes for each level, one box for each method in the colours of the curves."""
+    """Draw a group of boxes for each level, one box for each method in the colours of the curves.
+
+    Averages of those that all runs reached are connected by lines, as in the paper.
+    """
     for position, case in enumerate(cases):
         reached = [[value for value in times.seconds(case, level) if math.isfinite(value)] for level in LEVELS]
         groups = [group for group, values in enumerate(reached) if values]
         if not groups:
             continue
         colour = {"color": f"C{position}"}
+        places = [group + (position - (len(cases) - 1) / 2) * 0.16 for group in groups]
+        means = [statistics.mean(times.seconds(case, LEVELS[group])) for group in groups]
+        axes.plot(places, [mean if math.isfinite(mean) else math.nan for mean in means], linewidth=0.8, **colour)
         axes.boxplot(
             [reached[group] for group in groups],
-            positions=[group + (position - (len(cases) - 1) / 2) * 0.16 for group in groups],
-            widths=0.12,
+            positions=places,
+            widths=0.1,
             manage_ticks=False,
             boxprops=colour,
             whiskerprops=colour,
