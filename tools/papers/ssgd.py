@@ -336,7 +336,7 @@ def draw_boxes(axes: Axes, times: Times, cases: Sequence[Case]) -> None:
         colour = {"color": f"C{position}"}
         places = [group + (position - (len(cases) - 1) / 2) * 0.16 for group in groups]
         means = [statistics.mean(times.seconds(case, LEVELS[group])) for group in groups]
-        axes.plot(places, [mean if math.isfinite(mean) else math.nan for mean in means], linewidth=0.8, **colour)
+        axes.plot(places, [m if math.isfinite(m) else math.nan for m in means], f"C{position}-", linewidth=0.8)
         axes.boxplot(
             [reached[group] for group in groups],
             positions=places,
