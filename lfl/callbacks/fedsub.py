@@ -129,7 +129,7 @@ class FedSub(FederatedCallback):
         total = self._carried(self._sum, self._sum_clock, round.number)
         self._sum = total + round.sums["fedsub/moved"].to(total)
         self._sum_clock = self._clock(round.number)[None]
-        return self._sum[0] / int(self._has_data().sum())
+        return self._sum[0] / self._federation.num_joining
 
     def _rows(self, slot: str, ids: Tensor, round_number: int) -> Tensor:
         """Rows [C, R] of clients, in the basis and for the learning rate of a round."""
@@ -151,15 +151,9 @@ class FedSub(FederatedCallback):
         self._store.scatter(_DUAL, ids, dual)
         self._store.scatter(_CLOCK, ids, self._clock(round_number).expand(len(ids), 2))
 
-    def _has_data(self) -> Tensor:
-        """Mark the clients that ever take part [N] (bool): those that have data, and are not held out."""
-        has_data: Tensor = self._federation.data.client_sizes > 0
-        has_data[self._federation.held_out] = False
-        return has_data
-
     def _absent(self, round: Round) -> Tensor:
         """Ids of this process's clients that have data and are not in the round's aggregate."""
-        absent = self._has_data()
+        absent = self._federation.joining
         absent &= self._federation.processes.at_home(torch.arange(len(absent)))
         for ids in round.reported:
             absent[ids] = False
