@@ -233,9 +233,7 @@ def test_settings_of_sharpness_aware_methods(method: str, capsys: pytest.Capture
 
 
 def test_what_the_released_code_of_srpfl_does_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
-    paper, code = (
-        settings(capsys, *names) for names in (["papers/srpfl/cifar10"], ["papers/srpfl/cifar10", RELEASED])
-    )
+    paper, code = (settings(capsys, *names) for names in (["papers/srpfl/cifar10"], ["papers/srpfl/cifar10", RELEASED]))
     assert (rates(paper), rates(code)) == ((0.1, 0.5, 0.0), (0.01, 0.5, 1e-4))
     weightings, times = (
         [config["trainer"][part]["init_args"] for config in (paper, code)] for part in ("aggregator", "system")
