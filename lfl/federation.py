@@ -135,9 +135,16 @@ class Federation(ABC):
         return self.participation.held_out(self.num_clients, self.seed)
 
     @property
+    def joining(self) -> Tensor:
+        """Mask [N] of the clients that may take part: those with training examples that are not held out."""
+        may_join: Tensor = self.data.client_sizes > 0
+        may_join[self.held_out] = False
+        return may_join
+
+    @property
     def num_joining(self) -> int:
-        """Number of clients that may take part: N without those that are held out."""
-        return self.num_clients - len(self.held_out)
+        """Number of the clients that may take part, by which the means over all clients divide."""
+        return int(self.joining.sum())
 
     @property
     def evaluated_at_once(self) -> int:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from worlds import ONE_ROUND, QuadraticData, batch_norm, even_data, mlp, train, train_quadratic
 
-from lfl.callbacks import SSF, FedDyn, FederatedCallback, FedSub, PersonalParameters, Scaffold
+from lfl.callbacks import SSF, FedDC, FedDyn, FederatedCallback, FedSub, PersonalParameters, Scaffold
 from lfl.data.partition import IndexSets, Partition
-from lfl.participation import FullParticipation, HeldOutParticipation
+from lfl.participation import FixedParticipation, FullParticipation, HeldOutParticipation
 from lfl.randomness import client_keys, generator
 from lfl.subspace import DenseSubspace
 
@@ -81,10 +81,16 @@ def test_personal_models_are_x_with_what_belongs_to_each(tmp_path: Path) -> None
     assert not torch.equal(model[head], run.server.vector[head])
 
 
-@pytest.mark.parametrize(
+DIVIDE_BY_ALL = pytest.mark.parametrize(
     "make",
-    [Scaffold, lambda: SSF(DenseSubspace(5)), lambda: FedDyn(0.1), lambda: FedSub(DenseSubspace(5))],
+    [
+        *(Scaffold, lambda: SSF(DenseSubspace(5)), lambda: FedDyn(0.1), FedDC, lambda: FedSub(DenseSubspace(5))),
+        lambda: FedSub(DenseSubspace(5), variant="stale"),
+    ],
 )
+
+
+@DIVIDE_BY_ALL
 def test_clients_that_are_held_out_count_nowhere(make: Any, tmp_path: Path) -> None:
     """N in the server's state is the number of those that may take part, as if there were no others."""
     vectors = []
@@ -96,5 +102,21 @@ def test_clients_that_are_held_out_count_nowhere(make: Any, tmp_path: Path) -> N
         trainer, _ = train_quadratic([make()], tmp_path, data=data, max_rounds=3, participation=participation)
         assert trainer.run.num_joining == 4
         assert trainer.run.held_out.tolist() == [4][: count - 4]
+        vectors.append(trainer.server.vector)
+    torch.testing.assert_close(*vectors, rtol=0, atol=1e-14)
+
+
+@DIVIDE_BY_ALL
+def test_clients_without_data_count_nowhere(make: Any, tmp_path: Path) -> None:
+    """As if they were not there: c and h are means over the clients that have data."""
+    vectors, schedule = [], FixedParticipation([[0, 1, 3], [1, 2], [0, 4]])
+    for places in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 5]):  # two more, which have nothing
+        data = QuadraticData(5)
+        data.num_clients = len(places)
+        sets = IndexSets(torch.arange(5), torch.tensor([*places, 5]))
+        data.partition = Partition(sets, sets)
+        trainer, _ = train_quadratic([make()], tmp_path, data=data, max_rounds=3, participation=schedule)
+        assert trainer.run.num_joining == 5
+        assert trainer.run.joining.tolist() == [True] * 5 + [False] * (len(places) - 5)
         vectors.append(trainer.server.vector)
     torch.testing.assert_close(*vectors, rtol=0, atol=1e-14)

@@ -64,7 +64,7 @@ class FedDyn(FederatedCallback):
         if self.alpha:
             self._store.declare(_SLOT, federation.layout.dim, federation.layout.dtype)
         weights = self._aggregator.weights(federation.data.client_sizes)
-        self._total = float(weights.sum() - weights[federation.held_out].sum())
+        self._total = float(weights[federation.joining].sum())
         self.drift = torch.zeros_like(federation.server.vector)
 
     @override

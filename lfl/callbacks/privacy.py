@@ -237,7 +237,9 @@ class Sampling:
     @classmethod
     def of(cls, federation: Federation) -> Sampling:
         """The sampling of a run; raises ValueError where there is no fixed number to divide by."""
-        participation, num_clients = federation.participation.rule, federation.num_joining
+        # Of all that may be drawn, those without examples included: a fixed number that says nothing about the data.
+        participation = federation.participation.rule
+        num_clients = federation.num_clients - len(federation.held_out)
         if isinstance(participation, PoissonParticipation):
             return cls(num_clients, participation.probability)
         size = participation.count(num_clients)

@@ -27,7 +27,7 @@ class Scaffold(FederatedCallback):
     Option II (line 12): ``c_i+ = c_i - c - delta_i / (K eta)``; with momentum or a schedule inside the round, K eta is
     what the optimizer makes of a constant unit gradient. Option I: ``c_i+`` is the gradient of the client's mean loss
     at x over all its data, with weight decay; it costs one more pass over the data. The server adds
-    ``(1/N) sum (c_i+ - c_i)`` over the participants (line 17), where N counts all clients; this keeps
+    ``(1/N) sum (c_i+ - c_i)`` over the participants (line 17), where N counts all clients that have data; this keeps
     ``c = mean c_i``. Stated for the mean over clients.
 
     State: c [D]; c_i [D] for every client seen so far. Wire: x and c down, delta_i and the change of c_i up.

@@ -40,9 +40,9 @@ class SSF(FederatedCallback):
         subspace: draws the bases.
         refresh_every: rounds between draws.
         control_update: how c is computed from the participants' controls. ``increment`` keeps c = mean c_i over all N
-            clients, so that the optimum is a fixed point. Algorithm 1 prints a sum that includes clients that did not
-            take part. Read as the mean over the participants (``sampled_mean``, ``P c = mean_S mean_k P g``) it gives
-            the paper's numbers; read literally (``one_over_N``) c is too small.
+            clients that have data, so that the optimum is a fixed point. Algorithm 1 prints a sum that includes clients
+            that did not take part. Read as the mean over the participants (``sampled_mean``), with
+            ``P c = mean_S mean_k P g``, it gives the paper's numbers; read literally (``one_over_N``) c is too small.
     """
 
     weighting = "uniform"

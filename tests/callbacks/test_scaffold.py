@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from quadratics import RepeatedData
 from worlds import Quadratic, mlp, ragged_data, train, train_quadratic
 
 from lfl.callbacks import Scaffold
-from lfl.participation import FullParticipation
+from lfl.participation import FullParticipation, Participation, UniformParticipation
+from lfl.trainer import FederatedTrainer
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -43,3 +45,20 @@ def test_scaffold_with_momentum_takes_the_weighted_mean_gradient(tmp_path: Path)
         velocity = 0.9 * velocity + gradient
         y = y - 0.1 * velocity
     torch.testing.assert_close(trainer.store.gather("scaffold/control", torch.arange(5)), mean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("participation", "rounds"), [(FullParticipation(), 60), (UniformParticipation(2), 400)])
+def test_without_an_aggregator_it_reaches_the_optimum_of_the_mean_over_clients(
+    participation: Participation, rounds: int, tmp_path: Path
+) -> None:
+    """Clients of 3, 1, 4, 1 and 5 examples: ``weighting`` is ``uniform``, and the optimum the one it promises."""
+    data = RepeatedData([3, 1, 4, 1, 5], batch_size=5)
+    trainer = FederatedTrainer(
+        max_rounds=rounds, callbacks=[Scaffold()], participation=participation, local_steps=6, engine="vectorized",
+        precision="64-true", accelerator="cpu", check_val_every_n_rounds=1000, default_root_dir=str(tmp_path),
+        logger=False, checkpoint=None, enable_progress_bar=False,
+    )  # fmt: skip
+    trainer.fit(Quadratic(lr=0.3), data)
+    assert trainer.run.aggregator.weighting == "uniform"
+    assert (trainer.server.vector - data.uniform).norm() < 1e-9
+    assert (data.uniform - data.optimum).norm() > 0.5  # that of the mean over examples

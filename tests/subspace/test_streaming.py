@@ -175,3 +175,18 @@ def test_drawn_rows() -> None:
     blocks.draw((3, "test"))
     assert (blocks.rank, blocks.dim) == (7, 20)
     assert not torch.equal(blocks.parts[0].rows[:, :3], basis.rows[:, :3])
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 1.82e-12), (torch.float32, 6.42e-6)])
+def test_what_counts_as_rounding(dtype: torch.dtype, least: float) -> None:
+    """``eps^(3/4)`` of a vector's length outside the span, and of the largest singular value of a batch."""
+    first, second = torch.eye(2, dtype=dtype)
+    for factor, rank in ((0.99, 1), (1.01, 2)):
+        followed = StreamingBasis(2, first)
+        followed.update(3 * first)
+        followed.update(-2 * (first + factor * least * second))
+        begun = StreamingBasis(2, first)
+        begun.start(torch.stack([3 * first, 3 * factor * least * second]))
+        assert (followed.rank, begun.rank) == (rank, rank)
+        for basis in (followed, begun):
+            torch.testing.assert_close(basis.rows.abs(), torch.eye(2, dtype=dtype)[:rank], rtol=0, atol=2 * least)
