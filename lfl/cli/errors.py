@@ -138,8 +138,8 @@ def _sentence(message: str, options: list[str], words: Sequence[str]) -> str:
     match = _VALUE.search(rest)
     value = next(filter(None, match.groups()), "") if match else ""  # the text of the alternative that matched
     if unknown := re.search(r"Option '(.*?)' is not accepted(?:.*?class_path='(.*?)')?", text):
-        kind, name = _class_of(unknown[2] or class_path), unknown[1]
-        return f"`{key}.{name}`: {_without_class(kind, key, name, value) or _unknown_argument(kind, name)}"
+        owner, name = _class_of(unknown[2] or class_path), unknown[1]
+        return f"`{key}.{name}`: {_without_class(owner, key, name, value) or _unknown_argument(owner, name)}"
     return _wrong_value(key, value, text, _names(types))
 
 

@@ -235,11 +235,11 @@ def _is_single(feature: Any) -> bool:
 
 def _may_be_on_hub(path: str) -> bool:
     """Whether a path could be a data set's name: ``./data/mine`` and ``/data/mine`` are folders only."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is in the documentation
 
     try:
         validate_repo_id(path)
-    except HFValidationError:
+    except ValueError:
         return False
     return True
 

@@ -52,7 +52,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--wandb",
         metavar="PROJECT",
-        help="also log the page and its files to this project of W&B, in a run of job type report; offline without a key",
+        help="also log the page and its files to this project of W&B, in a run of its own; offline without a key",
     )
     return parser.parse_args(arguments)
 

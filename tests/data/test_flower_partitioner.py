@@ -32,7 +32,7 @@ def split(kind: Any, num_clients: int, seed: int = 0, **options: Any) -> list[li
 
 
 def test_each_client_has_the_examples_of_its_partition() -> None:
-    assert split(OneClassEach, 4) == [(LABELS == n).nonzero().flatten().tolist() for n in range(4)]
+    assert split(OneClassEach, 4) == [(n == LABELS).nonzero().flatten().tolist() for n in range(4)]
     left = split(OneClassEach, 4, skipped=3)  # examples that no partition has are nobody's
     assert [len(own) for own in left] == [27] * 4
     assert left == split(OneClassEach, 4, skipped=3)
@@ -87,7 +87,9 @@ def test_the_command_line_takes_it(world: World) -> None:
     pytest.importorskip("flwr_datasets")
     kind = "flwr_datasets.partitioner.PathologicalPartitioner"
     words = ["--data.partitioner=FlowerPartitioner", f"--data.partitioner.kind={kind}"]
-    world.fit(*words, "--data.partitioner.options={num_classes_per_partition: 2, class_assignment_mode: first-deterministic}")
+    world.fit(
+        *words, "--data.partitioner.options={num_classes_per_partition: 2, class_assignment_mode: first-deterministic}"
+    )
     (config,) = (world.folder / "runs").glob("*/config.yaml")
     assert f"kind: {kind}" in config.read_text()
     message = world.error(*words, "--data.partitioner.options={num_classes: 2}")

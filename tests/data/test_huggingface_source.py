@@ -163,7 +163,9 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(
         with pytest.raises(FileNotFoundError) as missing:
             HuggingFaceSource(path).check()
         said = str(missing.value)
-        assert said.startswith(f"There is no data set at {str((tmp_path / path).resolve())!r}: write one there by `save")
+        assert said.startswith(
+            f"There is no data set at {str((tmp_path / path).resolve())!r}: write one there by `save"
+        )
         assert "download" not in said
     (tmp_path / "other").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no data set that `save_to_disk` wrote: there is neither"):

@@ -111,5 +111,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "there.csv").touch()
     check_there(tmp_path / "there.csv")
-    with pytest.raises(FileNotFoundError, match=r"There is no partition at '.*none\.csv'; `Partition\.save` writes one"):
+    with pytest.raises(
+        FileNotFoundError, match=r"There is no partition at '.*none\.csv'; `Partition\.save` writes one"
+    ):
         check_there(tmp_path / "none.csv")

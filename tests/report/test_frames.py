@@ -61,9 +61,9 @@ def test_runs_from_python_are_grouped_by_their_settings(tmp_path: Path) -> None:
     frame = load(tmp_path)
     assert sorted(frame["group"].unique()) == ["FedAvg", "Proximal"]
     assert sorted(frame["seed"].unique()) == ["0", "1"]
-    assert [name for name in frame.columns if name not in ("run", "group", "seed", "state", "round", "metric", "value")] == [
-        "callbacks"
-    ]
+    assert [
+        name for name in frame.columns if name not in ("run", "group", "seed", "state", "round", "metric", "value")
+    ] == ["callbacks"]
 
 
 def mlp() -> Classifier:
