@@ -34,8 +34,8 @@ What the five papers claim, in their words, and what became of it here. A verdic
 - **outside**: we have numbers, but of a setting that the claim is not about.
 
 Numbers are of runs of `lfl fit`, made by the command of the entry in the repository's root, which leaves the numbers of
-each run in `docs/results/data/` with `--keep`; this page is made from those files. "A to B +1.2 [0.8, 1.6]" is the mean
-of A less B with its interval. The pages of [results](results/index.md) have the tables and figures.
+each run in `docs/results/data/` with `--keep`; this page is made from those files. "A against B: +1.2 [+0.8, +1.6]"
+is the mean of A less B with its interval. The pages of [results](results/index.md) have the tables and figures.
 """
 
 

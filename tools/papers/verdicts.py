@@ -127,7 +127,7 @@ def _comparisons(rule: Mapping[str, Any], numbers: Numbers) -> Iterator[Comparis
         where = ", ".join(name for name, is_told in zip((quantity, setting), several, strict=True) if is_told)
         for better, other in _pairs(rule, numbers.methods(quantity, setting)):
             ours, theirs = (numbers.of(method, quantity, setting) for method in (better, other))
-            yield compare(f"{better} to {other}{f' ({where})' if where else ''}", ours, theirs, rule)
+            yield compare(f"{better} against {other}{f' ({where})' if where else ''}", ours, theirs, rule)
 
 
 def _pairs(rule: Mapping[str, Any], methods: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -145,7 +145,7 @@ def _improvements(rule: Mapping[str, Any], numbers: Numbers) -> Iterator[Compari
     for method, (worse, better) in itertools.product(_listed(rule["improves"]), itertools.pairwise(places)):
         ours, theirs = (numbers.of(method, *place) for place in (better, worse))
         names = (setting or quantity for quantity, setting in (better, worse))
-        yield compare(f"{method}, {' to '.join(names)}", ours, theirs, rule)
+        yield compare(f"{method}, {' against '.join(names)}", ours, theirs, rule)
 
 
 def _signs(rule: Mapping[str, Any], numbers: Numbers) -> Iterator[Comparison]:
@@ -179,8 +179,8 @@ def _plain(told: str, better: Sequence[Number], other: Sequence[Number], sign: f
     """Two means, as they are: of single long runs, or of runs whose spread is not known. What diverged is the worst."""
     means = [statistics.mean(row.value for row in rows) for rows in (better, other)]
     ours, theirs = (-math.inf if math.isnan(value) else sign * value for value in means)
-    values = " to ".join(short(value) for value in means)
-    return Comparison(f"{told} {values}", None if ours == theirs else ours > theirs)
+    values = " and ".join(short(value) for value in means)
+    return Comparison(f"{told}: {values}", None if ours == theirs else ours > theirs)
 
 
 def _paired(better: Sequence[Number], other: Sequence[Number]) -> list[tuple[float, float]]:
@@ -193,12 +193,12 @@ def _interval(told: str, pairs: Sequence[tuple[float, float]], sign: float, say:
     differences = [a - b for a, b in pairs]
     if not all(map(math.isfinite, differences)) or len(differences) < 2:
         values = ", ".join(f"{say(a - b)}" if math.isfinite(a - b) else "not finite" for a, b in pairs)
-        return Comparison(f"{told} {unit}{values}", None)
+        return Comparison(f"{told}: {unit}{values}", None)
     mean = statistics.mean(differences)
     half = stats.t.ppf((1 + LEVEL) / 2, len(differences) - 1) * stats.sem(differences)
     low, high = mean - half, mean + half
     shown = None if low <= 0 <= high else sign * mean > 0
-    return Comparison(f"{told} {unit}{say(mean)} [{say(low)}, {say(high)}]", shown)
+    return Comparison(f"{told}: {unit}{say(mean)} [{say(low)}, {say(high)}]", shown)
 
 
 def _wins(told: str, pairs: Sequence[tuple[float, float]], sign: float) -> Comparison:
@@ -216,7 +216,7 @@ def _unpaired(told: str, better: Number, other: Number, sign: float) -> Comparis
     mean = better.value - other.value
     spread = sum(variances)
     if not math.isfinite(mean) or not spread > 0:
-        return Comparison(f"{told} {short(mean, '+')} (means)", None)
+        return Comparison(f"{told}: {short(mean, '+')} (means)", None)
     freedom = spread**2 / sum(v**2 / (row.runs - 1) for v, row in zip(variances, (better, other), strict=True))
     half = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(spread)
     shown = None if abs(mean) <= half else sign * mean > 0

@@ -25,7 +25,7 @@ def test_a_paired_difference_beyond_its_interval_decides() -> None:
     """Differences 2, 3, 4: mean 3, deviation 1, t(2) = 4.303, so 3 ± 4.303 / sqrt(3) = 3 ± 2.48."""
     found = numbers({"A": [12.0, 23.0, 34.0], "B": [10.0, 20.0, 30.0]})
     decision = decide({"better": "A", "than": "B", "quantity": "q"}, found)
-    assert (decision.verdict, decision.numbers) == (Verdict.HOLDS, "A to B +3.00 [+0.516, +5.48]")
+    assert (decision.verdict, decision.numbers) == (Verdict.HOLDS, "A against B: +3.00 [+0.516, +5.48]")
     assert verdict({"better": "B", "than": "A"}, found) == "does not hold"
     assert verdict({"better": "B", "than": "A", "lower": True}, found) == "holds"
 
@@ -35,7 +35,9 @@ def test_several_quantities_and_a_text_beside_the_rule() -> None:
     decision = decide(
         {"better": "A", "than": "B", "quantity": ["p", "q"], "lower": True, "numbers": "A has <A; p; s>"}, Numbers(rows)
     )
-    assert decision.numbers == "A has 1.10; A to B (p) -1.00 [-1.00, -1.00]; A to B (q) -1.00 [-1.00, -1.00]"
+    assert (
+        decision.numbers == "A has 1.10; A against B (p): -1.00 [-1.00, -1.00]; A against B (q): -1.00 [-1.00, -1.00]"
+    )
     assert decision.verdict == Verdict.HOLDS
 
 
@@ -51,7 +53,10 @@ def test_what_an_interval_leaves_open_is_not_tested() -> None:
 
 def test_runs_that_diverged_leave_no_interval() -> None:
     decision = decide({"better": "A", "than": "B", "quantity": "q"}, numbers({"A": [2.0, 3.0], "B": [1.0, NAN]}))
-    assert (decision.verdict, decision.numbers) == (Verdict.OPEN, "A to B +1.00, not finite: these runs cannot tell")
+    assert (decision.verdict, decision.numbers) == (
+        Verdict.OPEN,
+        "A against B: +1.00, not finite: these runs cannot tell",
+    )
 
 
 def test_ratios() -> None:
@@ -59,14 +64,16 @@ def test_ratios() -> None:
     found = numbers({"A": [2.0, 4.0, 8.1], "B": [1.0, 2.0, 4.0]})
     decision = decide({"better": "A", "than": "B", "quantity": "q", "lower": True, "statistic": "ratio"}, found)
     assert decision.verdict == Verdict.FAILS
-    assert decision.numbers.startswith("A to B times 2.01 [")
+    assert decision.numbers.startswith("A against B: times 2.01 [")
 
 
 def test_wins_are_counted_and_never_is_the_slowest() -> None:
     """Ten of ten by chance: p = 2 / 1024; 7 of 10: 0.34."""
     found = numbers({"A": [1.0] * 10, "B": [2.0] * 9 + [INF], "C": [2.0] * 7 + [0.5] * 3})
     rule = {"better": "A", "lower": True, "statistic": "wins"}
-    assert decide({**rule, "than": "B", "quantity": "q"}, found).numbers == "A to B: 10 of 10 (sign test p = 0.002)"
+    assert (
+        decide({**rule, "than": "B", "quantity": "q"}, found).numbers == "A against B: 10 of 10 (sign test p = 0.002)"
+    )
     assert verdict({**rule, "than": "B"}, found) == "holds"
     assert verdict({**rule, "than": "C"}, found) == "not tested"
 
@@ -79,7 +86,7 @@ def test_means_without_their_runs_are_compared_unpaired() -> None:
         Number("", "C", "q", None, 1.0),
     ]
     decision = decide({"better": "A", "than": "B", "quantity": "q"}, Numbers(rows))
-    assert (decision.verdict, decision.numbers) == (Verdict.HOLDS, "A to B +2.00 [+0.270, +3.73, unpaired]")
+    assert (decision.verdict, decision.numbers) == (Verdict.HOLDS, "A against B: +2.00 [+0.270, +3.73, unpaired]")
     assert verdict({"better": "A", "than": "C"}, Numbers(rows)) == "not tested"  # no spread is known
     assert verdict({"better": "A", "than": "C", "statistic": "plain"}, Numbers(rows)) == "holds"
 
@@ -98,7 +105,7 @@ def test_improvement_over_settings_and_over_quantities() -> None:
     assert verdict({**rule, "settings": ["r = 2", "r = 1"]}, Numbers(rows)) == "does not hold"
     leads = [Number("", "A", q, None, v, math.nan, 3) for q, v in (("C = 10", -6.0), ("C = 0", 5.0))]
     decision = decide({"improves": "A", "quantities": ["C = 10", "C = 0"], "statistic": "plain"}, Numbers(leads))
-    assert (decision.verdict, decision.numbers) == (Verdict.HOLDS, "A, C = 0 to C = 10 5.00 to -6.00")
+    assert (decision.verdict, decision.numbers) == (Verdict.HOLDS, "A, C = 0 against C = 10: 5.00 and -6.00")
 
 
 def test_what_is_above_zero() -> None:
