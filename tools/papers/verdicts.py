@@ -221,7 +221,7 @@ def _unpaired(told: str, better: Number, other: Number, sign: float) -> Comparis
     half = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(spread)
     shown = None if abs(mean) <= half else sign * mean > 0
     return Comparison(
-        f"{told} {short(mean, '+')} [{short(mean - half, '+')}, {short(mean + half, '+')}, unpaired]", shown
+        f"{told}: {short(mean, '+')} [{short(mean - half, '+')}, {short(mean + half, '+')}, unpaired]", shown
     )
 
 
