@@ -24,6 +24,7 @@ import lfl.loggers
 import lfl.models  # noqa: F401  # imported so that their classes are known by their short names
 from lfl.cli.allocator import keep_freed_memory
 from lfl.cli.errors import describe_error, is_about_settings, one_line
+from lfl.cli.lists import without_remains
 from lfl.processes.group import process_name
 from lfl.processes.signals import StoppedBySignal
 from lfl.trainer import FederatedTrainer
@@ -104,7 +105,8 @@ class FederatedCLI(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(args)
+        words = sys.argv[1:] if args is None else args
+        self.config = parser.parse_args(without_remains(words) if isinstance(words, list) else words)
 
     @override
     def _parse_ckpt_path(self) -> None:
