@@ -49,18 +49,30 @@ def random_bits(keys: Tensor, count: int) -> Tensor:
     return _drawn(keys, count, lambda bits: bits)
 
 
-def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in [0, 1) of shape ``keys.shape + (count,)``, with 24 random bits (53 for float64)."""
+def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32, first: int = 0) -> Tensor:
+    """Numbers in [0, 1) of shape ``keys.shape + (count,)``, with 24 random bits (53 for float64).
+
+    Args:
+        keys: the keys.
+        count: how many for each.
+        dtype: of the numbers.
+        first: the position of the first of them among those of its key.
+    """
     kept = 53 if dtype == torch.float64 else 24
     # All integers of 24 or 53 bits are exact in float32 or float64: nothing is rounded up to 1.
-    return _drawn(keys, count, lambda bits: ((bits >> (63 - kept)).to(torch.float64) * 2.0**-kept).to(dtype))
+    return _drawn(keys, count, lambda bits: ((bits >> (63 - kept)).to(torch.float64) * 2.0**-kept).to(dtype), first)
 
 
-def _drawn(keys: Tensor, count: int, finish: Callable[[Tensor], Tensor]) -> Tensor:
-    """``finish`` of 63 random bits for each key and position."""
-    counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
-    at_once = count if keys.device.type != "cpu" else max(1, _AT_A_TIME // max(1, keys.numel()))
-    parts = [finish(_mix(keys.unsqueeze(-1) + part) & 0x7FFFFFFFFFFFFFFF) for part in counter.split(max(1, at_once))]
+def at_a_time(keys: Tensor, count: int) -> int:
+    """How many of ``count`` positions to draw for at once, so that what is done with the draws stays in a cache."""
+    return max(1, count if keys.device.type != "cpu" else _AT_A_TIME // max(1, keys.numel()))
+
+
+def _drawn(keys: Tensor, count: int, finish: Callable[[Tensor], Tensor], first: int = 0) -> Tensor:
+    """``finish`` of 63 random bits for each key and position, from ``first`` on."""
+    counter = torch.arange(first + 1, first + count + 1, device=keys.device) * _GOLDEN
+    pieces = counter.split(at_a_time(keys, count))
+    parts = [finish(_mix(keys.unsqueeze(-1) + part) & 0x7FFFFFFFFFFFFFFF) for part in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 

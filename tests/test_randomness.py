@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lfl.randomness import client_keys, derive_seed, fold, generator, normal, random_bits, uniform
+from lfl.randomness import at_a_time, client_keys, derive_seed, fold, generator, normal, random_bits, uniform
 
 
 def test_known_values() -> None:
@@ -61,3 +61,12 @@ def test_normal_numbers_are_normal() -> None:
     correlations = torch.corrcoef(drawn) - torch.eye(20)
     assert correlations.abs().max() < 5 / math.sqrt(50_000)
     assert normal(client_keys(torch.arange(2), 0), 3).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_in_pieces_are_those_at_once(dtype: torch.dtype) -> None:
+    keys = client_keys(torch.arange(3), 1)
+    whole = uniform(keys, 100_000, dtype)
+    assert torch.equal(torch.cat([uniform(keys, 70_000, dtype), uniform(keys, 30_000, dtype, 70_000)], dim=1), whole)
+    assert 1 <= at_a_time(keys, 100_000) < 100_000
+    assert at_a_time(keys, 0) >= 1

@@ -65,15 +65,25 @@ class Server:
             self.vector.copy_(before.where(self.frozen, self.vector))
 
     def _step(self, update: Tensor) -> None:
-        group = self.optimizer.param_groups[0]
-        if self.is_plain_sgd and not group["maximize"] and not self.optimizer._optimizer_step_pre_hooks:
+        if self._steps_by_hand:
             # What torch's SGD does, to the bit, without its bookkeeping.
-            self.vector.add_(update, alpha=float(group["lr"]))
+            self.vector.add_(update, alpha=float(self.optimizer.param_groups[0]["lr"]))
             return
         # Torch's optimizers step against a gradient; the update points along the movement.
         self._parameter.grad = -update
         self.optimizer.step()
         self._parameter.grad = None
+
+    def exact_step(self, update: Tensor) -> Tensor | None:
+        """Return the step [D] along ``update`` before x rounds it to its own digits; None if it depends on more."""
+        if not self._steps_by_hand or self.frozen is not None:
+            return None
+        return update * float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def _steps_by_hand(self) -> bool:
+        maximizes = self.optimizer.param_groups[0].get("maximize", False)
+        return self.is_plain_sgd and not maximizes and not self.optimizer._optimizer_step_pre_hooks
 
     def move_buffers(self, movement: Tensor) -> None:
         """Add ``movement`` [B] (float64), the clients' mean change, to the floating-point buffers."""

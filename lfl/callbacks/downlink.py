@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from lfl.callback import FederatedCallback, overrides
@@ -48,6 +49,7 @@ class Downlink(FederatedCallback):
             )
         self.codec = codec
         self.residual = torch.empty(0)
+        self._is_first = True
 
     @override
     def check(self, layout: ParameterLayout) -> None:
@@ -57,6 +59,11 @@ class Downlink(FederatedCallback):
     def check_stack(self, stack: list[FederatedCallback]) -> None:
         self.codec.check_scope(stack)
         refuse_followers(type(self).__name__, stack)
+        self.stand_behind(stack[: stack.index(self)])
+
+    def stand_behind(self, before: list[FederatedCallback]) -> None:
+        """Take note of the callbacks of which some may move the server before this one sends the step."""
+        self._is_first = not any(overrides(c, "on_server_step") and not c.observes for c in before)
 
     @override
     def on_run_start(self, federation: Federation) -> None:
@@ -71,7 +78,7 @@ class Downlink(FederatedCallback):
         if round.update is None:
             round.step_bits = 0
             return
-        moved = self._server.vector - round.server
+        moved = self._wanted(round, round.update)
         if self.codec.error_feedback:
             moved = self.residual + moved
         sent = torch.zeros_like(moved)
@@ -84,6 +91,15 @@ class Downlink(FederatedCallback):
         if self.codec.error_feedback:
             self.residual = moved - sent
         round.step_bits = payload.total_bits()
+
+    def _wanted(self, round: Round, update: Tensor) -> Tensor:
+        """The server's step [D].
+
+        The difference of two models has their rounding, by which entries of one magnitude would no longer be equal, and
+        the largest would be told by it.
+        """
+        step = self._server.exact_step(update) if self._is_first else None
+        return self._server.vector - round.server if step is None else step
 
     @override
     def state_dict(self) -> dict[str, Any]:

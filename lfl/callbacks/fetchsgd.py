@@ -194,10 +194,11 @@ class CountSketch:
 
     def cells(self, mask: Tensor) -> Tensor:
         """The cells [r, c] (bool) that entries where ``mask`` [D] is true fall into."""
-        counts = torch.zeros(len(self.buckets), self.columns, device=mask.device)
-        for row, buckets in zip(counts, self.buckets, strict=True):
-            row.index_add_(0, buckets, mask.float())
-        return counts > 0
+        cells = torch.zeros(len(self.buckets), self.columns, dtype=torch.bool, device=mask.device)
+        places = mask.nonzero().squeeze(1)
+        for row, buckets in zip(cells, self.buckets, strict=True):
+            row[buckets[places].long()] = True
+        return cells
 
 
 def _median(rows: list[Tensor]) -> Tensor:

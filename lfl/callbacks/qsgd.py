@@ -16,7 +16,7 @@ from lfl.arguments import check_choice, check_number
 from lfl.callbacks.codes import elias_bits, gaps
 from lfl.callbacks.compressor import Compressor, Scope
 from lfl.comm import Payload
-from lfl.randomness import uniform
+from lfl.randomness import at_a_time, uniform
 
 
 class QSGD(Compressor):
@@ -49,13 +49,21 @@ class QSGD(Compressor):
 
     @override
     def compress(self, rows: Tensor, ids: Tensor, keys: Tensor) -> Payload:
-        draws = uniform(keys, rows.shape[1], torch.float64)
         # The norm as it is sent: levels of another one would be biased. In float64, also what is divided by it: the
         # part of a level behind the point is a probability, of which float32 leaves few digits where levels are many.
         norms = rows.norm(dim=1, keepdim=True, dtype=torch.float64).to(rows.dtype).double()
-        levels = round_at_random(rows, norms, int(self.levels), draws)
-        values = (norms * rows.sign() * levels / int(self.levels)).to(rows.dtype)
+        values, levels = torch.empty_like(rows), torch.empty_like(rows, dtype=torch.float64)
+        width = at_a_time(keys, rows.shape[1])
+        for first in range(0, rows.shape[1], width):
+            piece = slice(first, first + width)
+            values[:, piece], levels[:, piece] = self._rounded(rows[:, piece], norms, keys, first)
         return Payload(values, rows.element_size() * 8 + self._bits(levels))
+
+    def _rounded(self, rows: Tensor, norms: Tensor, keys: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Values and levels of some neighbouring columns of the rows, of which ``first`` is the first."""
+        draws = uniform(keys, rows.shape[1], torch.float64, first)
+        levels = round_at_random(rows, norms, int(self.levels), draws)
+        return (norms * rows.sign() * levels / int(self.levels)).to(rows.dtype), levels
 
     def _bits(self, levels: Tensor) -> int | Tensor:
         """Bits of levels [C, m] and their signs: one number for all, or [C]."""

@@ -62,6 +62,7 @@ class STC(Compressor):
         refuse_followers("STC", stack)
         if any(isinstance(c, Downlink) for c in stack):
             raise ValueError("STC and Downlink have no meaning together: both compress the way down. Use one of them.")
+        self._down.stand_behind(stack[: stack.index(self)])
 
     @override
     def on_run_start(self, federation: Federation) -> None:

@@ -8,6 +8,8 @@ from torch import Tensor
 from lfl.randomness import fold, random_bits, uniform
 
 _ROUNDING = 64  # units in the last place by which numbers differ that are equal but for rounding
+_LONG = 2**16  # numbers of a row from which on a sample of it pays, on a CPU
+_STRIDE = 64  # one number of so many is in the sample
 
 
 def mark_largest(values: Tensor, count: int) -> Tensor:
@@ -20,15 +22,42 @@ def mark_largest(values: Tensor, count: int) -> Tensor:
         return torch.zeros_like(values, dtype=torch.bool)
     # Which of equal ones `torch.topk` takes depends on the device; how large the least of them is does not. A stable
     # sort would tell, too, in several times the time.
-    least = values.kthvalue(values.shape[-1] - count + 1, dim=-1, keepdim=True).values
+    least = _largest_at(values, count)
     if values.is_floating_point():
         rounding = _ROUNDING * torch.finfo(values.dtype).eps
-        is_larger = values > least * (1 + rounding)
-        is_equal = (values >= least * (1 - rounding)) & ~is_larger
+        lower, upper = least * (1 - rounding), least * (1 + rounding)
     else:
-        is_larger, is_equal = values > least, values == least
+        lower = upper = least
+    is_candidate = values >= lower
+    if values.device.type == "cpu" and bool((is_candidate.sum(dim=-1) == count).all()):
+        return is_candidate  # the usual case, nothing to choose; a GPU would have to be waited for to know
+    is_larger = values > upper
+    is_equal = is_candidate & ~is_larger
     marked: Tensor = is_larger | (is_equal & (is_equal.cumsum(dim=-1) <= count - is_larger.sum(dim=-1, keepdim=True)))
     return marked
+
+
+def _largest_at(values: Tensor, count: int) -> Tensor:
+    """The ``count``-th largest number of each row [..., 1]."""
+    if values.device.type == "cpu" and values.shape[-1] > _LONG:
+        rows = values.flatten(0, -2) if values.dim() > 1 else values[None]
+        return torch.stack([_largest_of_long(row, count) for row in rows]).view(*values.shape[:-1], 1)
+    return values.kthvalue(values.shape[-1] - count + 1, dim=-1, keepdim=True).values
+
+
+def _largest_of_long(row: Tensor, count: int) -> Tensor:
+    """The ``count``-th largest number of a row [n], a scalar, sought among those that a sample says are large.
+
+    ``kthvalue`` copies the row, with its places, and goes over it several times.
+    """
+    sample = row[::_STRIDE]
+    expected = count / len(row) * len(sample)
+    place = math.ceil(expected + 5 * math.sqrt(expected)) + 1  # so that more than `count` are above, by far most times
+    if place < len(sample) // 2:
+        bound = sample.kthvalue(len(sample) - place + 1).values
+        found = row[~(row < bound)]  # with those that are no numbers, which `kthvalue` takes for the largest
+        row = found if len(found) >= count else row
+    return row.kthvalue(len(row) - count + 1).values
 
 
 def mark_largest_of_each(values: Tensor, counts: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from contract.empty import Sometimes
 from two_clients import path_of
 from worlds import HEAD, Bystander, head_of, mlp, train
 
-from lfl.callbacks import FLSS, QSGD, SSF, Downlink, PersonalParameters, Sign, TopK
+from lfl.callbacks import FLSS, QSGD, SSF, STC, Downlink, PersonalParameters, Sign, TopK
 from lfl.participation import FixedParticipation
 
 WHOLE = 832 * 64  # MLP 64-12-4 in doubles
@@ -50,6 +50,22 @@ def test_what_was_sent_and_what_is_kept_is_what_the_server_wanted(codec: Any, tm
     assert down.residual.norm() > 1e-2
     assert trainer.store.slots == ()
     torch.testing.assert_close(trainer.server.vector - start + down.residual, wanted.total, rtol=0, atol=1e-12)
+
+
+class Even(Bystander):
+    """Sets the aggregate to one number, far smaller than the rounding of x leaves exact."""
+
+    observes = False
+
+    def on_aggregate(self, round: Any) -> None:
+        round.update = torch.full_like(round.update, 1e-12)
+
+
+@pytest.mark.parametrize("codec", [lambda: Downlink(TopK(0.1)), lambda: STC(0.1)])
+def test_entries_of_one_magnitude_are_equal_whatever_x_is(codec: Any, tmp_path: Path) -> None:
+    start = train([], tmp_path, max_rounds=0).server.vector
+    moved = train([Even(), codec()], tmp_path, max_rounds=1).server.vector - start
+    assert moved.nonzero().squeeze(1).tolist() == list(range(84))  # the first of 832
 
 
 def test_everything_is_fedavg(tmp_path: Path) -> None:

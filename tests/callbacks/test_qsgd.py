@@ -11,7 +11,7 @@ from worlds import mlp, train
 from lfl.callbacks import QSGD
 from lfl.callbacks.qsgd import round_at_random
 from lfl.comm import Payload
-from lfl.randomness import client_keys
+from lfl.randomness import at_a_time, client_keys, uniform
 
 D = 832  # MLP 64-12-4, of four tensors
 
@@ -47,6 +47,15 @@ def test_many_levels_are_exact_and_zero_stays_zero() -> None:
     rows = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(sent(QSGD(2**40), rows).values, rows, rtol=0, atol=1e-10)
     assert sent(QSGD(2), torch.zeros(2, 5)).values.tolist() == [[0.0] * 5] * 2
+
+
+def test_long_rows_are_rounded_in_pieces_as_at_once() -> None:
+    rows = torch.randn(2, 50_000, generator=torch.Generator().manual_seed(0))
+    keys = client_keys(torch.arange(2), "test")
+    norms = rows.norm(dim=1, keepdim=True, dtype=torch.float64).float().double()
+    levels = round_at_random(rows, norms, 4, uniform(keys, 50_000, torch.float64))
+    assert at_a_time(keys, 50_000) < 50_000
+    assert torch.equal(sent(QSGD(4), rows).values, (norms * rows.sign() * levels / 4).float())
 
 
 def test_bits_by_hand() -> None:

@@ -102,7 +102,7 @@ METHODS: dict[str, Stack] = {
     "random-k": lambda: [RandomK(0.1)],
     "sign": lambda: [Sign()],
     "sign-vote": lambda: [Sign(error_feedback=False, vote="majority")],
-    "qsgd+downlink": lambda: [QSGD(4), Downlink(Sign())],
+    "qsgd+downlink": lambda: [QSGD(4), Downlink(TopK(0.1))],
     "stc": lambda: [STC(0.1)],
     "lbgm": lambda: [LBGM(0.5, scope="tensor")],
     "fetchsgd": lambda: [FetchSGD(rows=3, columns=60, k=20, momentum=0.5)],

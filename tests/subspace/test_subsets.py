@@ -64,3 +64,25 @@ def test_numbers_that_differ_by_rounding_are_equal(dtype: torch.dtype) -> None:
         assert mark_largest(torch.tensor(values, dtype=dtype), 1).tolist() == [True, False, False]
     assert mark_largest(torch.tensor([1.0, 1.1, 0.5], dtype=dtype), 1).tolist() == [False, True, False]
     assert mark_largest(torch.zeros(3, dtype=dtype), 2).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("share", [1e-5, 0.01, 0.3, 0.9])
+@pytest.mark.parametrize("misleads", [False, True])
+def test_the_largest_of_a_long_row_are_found_by_a_sample(share: float, misleads: bool) -> None:
+    """Also where the sample misleads: large numbers lie where it does not look."""
+    values = torch.randn(2, 70_001, generator=torch.Generator().manual_seed(1)).abs()
+    if misleads:
+        values[:, ::64] = 0
+    count = math.ceil(share * 70_001)
+    order = values.argsort(dim=1, descending=True, stable=True)[:, :count]
+    assert torch.equal(mark_largest(values, count), torch.zeros_like(values, dtype=torch.bool).scatter(1, order, True))
+    assert torch.equal(mark_largest(values[1], count), mark_largest(values, count)[1])
+
+
+def test_ties_of_a_long_row_go_to_the_first() -> None:
+    values = torch.arange(70_000) % 7
+    marked = mark_largest(values.float(), 10_005)
+    assert int(marked.sum()) == 10_005
+    assert bool(marked[values == 6].all())
+    assert marked.logical_and(values == 5).nonzero().squeeze(1).tolist() == [5, 12, 19, 26, 33]
+    assert torch.equal(mark_largest(values, 10_005), marked)

@@ -5,7 +5,8 @@
 
 The update of one client (D = 11,181,642 in ResNet-18's shapes) goes through the loop: each codec's ``encode`` and
 ``decode`` are timed there, a client at a time, and what a codec does at the server's step once a round. Beside it
-stands one copy of the update in memory, the least that anything that touches it costs; ratios are to that. The local
+stands one copy of the update in memory, the least that anything that touches it costs; ratios are to that. Times are of
+the CPU, all threads together, which other programs on the machine do not lengthen. The local
 work is one step of a made-up loss, as no codec has a hook in a step; the table says so of each. (FLSS has one that
 hands the gradient on as it is, unless it is told to project gradients.)
 
@@ -82,9 +83,9 @@ class Times:
 
     def _timed(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
+            started = time.process_time()
             result = hook(*arguments)
-            self.seconds.setdefault(name, []).append(time.perf_counter() - started)
+            self.seconds.setdefault(name, []).append(time.process_time() - started)
             return result
 
         return timed
@@ -110,9 +111,9 @@ def copy_milliseconds(numbers: int, repeats: int = 9) -> float:
     """Median milliseconds of one copy of so many float32 numbers."""
     source, target, found = torch.ones(numbers), torch.empty(numbers), []
     for _ in range(repeats + 1):
-        started = time.perf_counter()
+        started = time.process_time()
         target.copy_(source)
-        found.append(time.perf_counter() - started)
+        found.append(time.process_time() - started)
     return 1e3 * statistics.median(found[1:])
 
 
@@ -143,9 +144,9 @@ def table_of_basis(dim: int, rank: int, repeats: int) -> Table:
     found = []
     for _ in range(repeats):
         move = torch.randn(dim, generator=draws)
-        started = time.perf_counter()
+        started = time.process_time()
         basis.update(move, 0.7)
-        found.append(1e3 * (time.perf_counter() - started))
+        found.append(1e3 * (time.process_time() - started))
     table = Table(
         f"FLSS's basis takes in a move, D = {dim:,}, R = {rank}, {torch.get_num_threads()} thread(s)",
         ["", "ms", "/ copy"],
