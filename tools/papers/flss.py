@@ -41,7 +41,8 @@ FEDAVG = Method("fedavg.yaml")
 def flss(**arguments: object) -> Method:
     """FLSS with some arguments other than the study's."""
     given = {"warmup_rounds": _WARMUP, "rank": 20, "sample_every": 5, "attenuation": 1.0, **arguments}
-    return Method("flss.yaml", tuple((f"{_OWN}.{name}", value) for name, value in given.items()))
+    own = tuple((f"{_OWN}.{name}", value) for name, value in given.items())
+    return Method("flss.yaml", own, short=((f"{_OWN}.warmup_rounds", 4),))
 
 
 def measure(results: Results) -> Quantities:

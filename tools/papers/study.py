@@ -34,12 +34,14 @@ class Method:
         overrides: what is changed in it, beside what is changed in all.
         pace: its rounds that stand for one of the others', where it has smaller ones.
         rounds: of its own, in a whole study; None for those of all.
+        short: what else is changed where the rounds are cut short, so that a look sees all of the method.
     """
 
     config: str
     overrides: Overrides = ()
     pace: int = 1
     rounds: int | None = None
+    short: Overrides = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Study:
         runs = {}
         for name, method in self.methods.items():
             every = ("trainer.check_val_every_n_rounds", self.evaluate_every * method.pace)
-            changed = (*method.overrides, *common, every)
+            changed = (*method.overrides, *common, every, *(method.short if rounds < self.rounds else ()))
             made = method.rounds if method.rounds and rounds == self.rounds else rounds * method.pace
             runs[name] = [Run(method.config, made, seed, self.metrics, changed) for seed in range(seeds)]
         return runs

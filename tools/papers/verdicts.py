@@ -74,7 +74,7 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     - ``improves`` (method or methods): the quantity gets better in the order of the ``settings``, or of ``quantities``;
     - ``positive`` (method or methods): the quantity is above 0, with every setting;
     - ``order``: methods, the best one first;
-    - ``near``: the paper's numbers by setting and method, met within a ``factor``;
+    - ``near``: the paper's numbers (or those that ``told`` describes) by setting and method, met within a ``factor``;
     - ``verdict``, where a person decides.
 
     and beside it ``settings`` (all of the study by default), ``lower: true`` where less is better, ``statistic``:
@@ -232,7 +232,9 @@ def _near(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
             ratio = numbers.mean(method, str(rule["quantity"]), setting) / float(value)
             met.append(1 / factor <= ratio <= factor)
             told.append(f"{method} ({setting}) {ratio:.2f}" if setting else f"{method} {ratio:.2f}")
-    return Decision(Verdict.HOLDS if all(met) else Verdict.FAILS, f"ours / paper: {', '.join(told)}")
+    return Decision(
+        Verdict.HOLDS if all(met) else Verdict.FAILS, f"ours / {rule.get('told', 'paper')}: {', '.join(told)}"
+    )
 
 
 def short(value: float, sign: str = "") -> str:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from tools.papers import flss
 from tools.papers.experiments import Laboratory, Outcome, Run
 from tools.papers.kept import tabulate
 from tools.papers.study import Method, Study, accuracy_and_bytes, final, per_run, report_runs
@@ -64,3 +65,11 @@ def test_the_report_reproduces_the_table(tmp_path: Path) -> None:
 def test_a_method_may_have_rounds_of_its_own() -> None:
     assert STUDY.runs(1, 160, "cpu")["longer"][0].rounds == 200
     assert STUDY.runs(1, 5, "cpu")["longer"][0].rounds == 5  # a look
+
+
+def test_a_look_ends_the_warm_up_of_flss_early() -> None:
+    """So that it projects, too."""
+    warmup = "trainer.callbacks.init_args.warmup_rounds"
+    study = flss.STUDIES["noise"]
+    lengths = [dict(study.runs(1, rounds, "cpu")["FLSS"][0].overrides)[warmup] for rounds in (160, 10)]
+    assert lengths == [80, 4]
