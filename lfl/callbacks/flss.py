@@ -165,8 +165,8 @@ class FLSS(FederatedCallback):
             )
         if self.warmup_rounds >= federation.max_rounds:
             rank_zero_info(
-                f"FLSS projects nothing in this run, which trains as FedAvg: `warmup_rounds={self.warmup_rounds}` is not "
-                f"below `max_rounds={federation.max_rounds}`."
+                f"FLSS projects nothing in this run, which trains as FedAvg: `warmup_rounds={self.warmup_rounds}` is "
+                f"not below `max_rounds={federation.max_rounds}`."
             )
         self._server = federation.server
         self._ledger = federation.ledger

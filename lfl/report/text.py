@@ -9,6 +9,8 @@ from lfl.report.content import Report
 from lfl.report.settings import shown
 from lfl.report.tables import Summary, markdown
 
+_UNKNOWN = "\N{EN DASH}"
+
 
 def render_text(report: Report, pictures: Sequence[Path]) -> str:
     """Make ``report.md``.
@@ -56,7 +58,7 @@ def _rows(summary: Summary) -> list[list[str]]:
     best = [summary.best(column) for column in range(len(summary.quantities))]
     rows = []
     for row, (group, cells) in enumerate(zip(summary.groups, summary.cells, strict=True)):
-        texts = [cell.text(digits) or "–" for cell, digits in zip(cells, summary.digits, strict=True)]
+        texts = [cell.text(digits) or _UNKNOWN for cell, digits in zip(cells, summary.digits, strict=True)]
         marked = [f"**{text}**" if row in best[column] else text for column, text in enumerate(texts)]
         rows.append([group.label, str(len(group.counted)), *marked])
     return rows

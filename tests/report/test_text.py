@@ -30,7 +30,7 @@ def test_the_best_means_are_bold_and_what_is_not_known_is_a_dash(tmp_path: Path)
     fedavg, proximal = (line.split(" | ") for line in text.splitlines()[6:8])
     assert fedavg[2:5] == ["0.5000 ± 0.1414", "0.5500 ± 0.0707", "0.5000 ± 0.1414"]
     assert proximal[2:5] == ["**0.8500 ± 0.0707**"] * 3
-    assert (fedavg[-1], proximal[-1]) == ("2.000 ± 0 |", "– |")
+    assert (fedavg[-1], proximal[-1]) == ("2.000 ± 0 |", "\N{EN DASH} |")
     assert "| Proximal | 0.3 | 0.2 |" not in text
 
 
