@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
@@ -161,6 +162,11 @@ class FLSS(FederatedCallback):
             raise ValueError(
                 f"FLSS and {name} have no meaning together: clients follow the server's moves in the subspace, which "
                 f"{name} of the lifted updates leaves. Use a mean, or another codec."
+            )
+        if self.warmup_rounds >= federation.max_rounds:
+            rank_zero_info(
+                f"FLSS projects nothing in this run, which trains as FedAvg: `warmup_rounds={self.warmup_rounds}` is "
+                f"not below `max_rounds={federation.max_rounds}`."
             )
         self._server = federation.server
         self._ledger = federation.ledger

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -25,6 +26,7 @@ from lfl.trainer import FederatedTrainer
 _EXTRAS = ("tensorboard", "wandb")
 _LIBRARIES = ("jsonargparse", "lightning", "numpy", "torch", "torchvision", *sys.stdlib_module_names)
 _PACKAGES = ("aggregation", "callbacks", "data", "loggers", "models", "participation", "subspace", "system")
+_RATE = ("optimizer", "lr")
 _WORDS = {
     "PositiveInt": "a whole number of at least 1",
     "NonNegativeInt": "a whole number of at least 0",
@@ -137,7 +139,10 @@ def _sentence(message: str, options: list[str], words: Sequence[str]) -> str:
         return " ".join(message.split())
     match = _VALUE.search(rest)
     value = next(filter(None, match.groups()), "") if match else ""  # the text of the alternative that matched
-    if unknown := re.search(r"Option '(.*?)' is not accepted(?:.*?class_path='(.*?)')?", text):
+    unknown = re.search(r"Option '(.*?)' is not accepted(?:.*?class_path='(.*?)')?", text)
+    if _is_empty(f"{key}.{unknown[1]}" if unknown else key, words):
+        return f"`--{key}{f'.{unknown[1]}' if unknown else ''}` needs a value"
+    if unknown:
         owner, name = _class_of(unknown[2] or class_path), unknown[1]
         return f"`{key}.{name}`: {_without_class(owner, key, name, value) or _unknown_argument(owner, name)}"
     return _wrong_value(key, value, text, _names(types))
@@ -190,6 +195,11 @@ def _without_value(option: str, words: Sequence[str]) -> str:
     return names[-1]
 
 
+def _is_empty(key: str, words: Sequence[str]) -> bool:
+    """Whether the command line gives a setting the empty text: ``--optimizer.lr=``."""
+    return f"--{key}=" in words or (f"--{key}", "") in pairwise(words)
+
+
 def _class_of(class_path: str) -> type:
     module, _, class_name = class_path.rpartition(".")
     found: type = getattr(import_module(module), class_name)
@@ -202,7 +212,8 @@ def _without_class(kind: type, key: str, name: str, value: str) -> str:
         return ""
     able = [cls for cls, of in _known_classes().items() if issubclass(of, kind) and name in _arguments(of)]
     example = f"--{key} {'SGD' if 'SGD' in able else able[0]} --{key}.{name} {value}" if able else f"--{key} CLASS"
-    return f"no `{key}` is given that could have it: name its class first, `{example}`"
+    own = f"; a model with a rate of its own has it in `--model.{name} {value}`" if (key, name) == _RATE else ""
+    return f"no `{key}` is given that could have it: name its class first, `{example}`{own}"
 
 
 def _unknown_argument(kind: type, name: str) -> str:
@@ -219,9 +230,25 @@ def _near_option(name: str, options: list[str]) -> str:
     last = bare.rpartition(".")[2]
     if bare == f"trainer.{last}" and last in SETTINGS:
         return f": {SETTINGS[last]}"
-    names = [option.lstrip("-") for option in options]
-    near = difflib.get_close_matches(bare, names, 1, 0.7) or [path for path in names if path.endswith(f".{last}")]
+    known = [option.lstrip("-") for option in options]
+    names = [path for path in known if not path.endswith(".help")]
+    # Of a setting that takes a class, the parser knows only that it has a help; what is below depends on the class.
+    below = [path for owner in known if owner.endswith(".help") for path in _below(owner.removesuffix(".help"), bare)]
+    near = difflib.get_close_matches(bare, [*names, *below], 1, 0.7)
+    near = near or [path for path in names if path.endswith(f".{last}")]
     return f"; did you mean `{'--' if name.startswith('-') else ''}{near[0]}`?" if near else _owners(last)
+
+
+def _below(owner: str, name: str) -> list[str]:
+    """The same argument of a setting that takes a class, if the name's own first parts are near that setting's.
+
+    >>> _below("optimizer", "optimiser.lr"), _below("model", "optimiser.lr")
+    (['optimizer.lr'], [])
+    """
+    parts, parts_of_owner = name.split("."), owner.split(".")
+    count = len(parts_of_owner)
+    is_near = all(difflib.get_close_matches(a, [b], 1, 0.7) for a, b in zip(parts, parts_of_owner, strict=False))
+    return [".".join([owner, *parts[count:]])] if is_near and len(parts) > count else []
 
 
 def _owners(argument: str) -> str:

@@ -24,6 +24,7 @@ def main(args: list[str]) -> None:
 
 def show_partition(args: list[str]) -> None:
     """Print sizes and classes of clients, and write the partition and its picture."""
+    check_words(args)
     parser = _parser()
     options = parser.parse_args(args)
     if options.data is None:
@@ -35,6 +36,17 @@ def show_partition(args: list[str]) -> None:
         print(line)
     for path in _written(data, Path(options.output)):
         print(f"written: {path}", file=sys.stderr)
+
+
+def check_words(args: Sequence[str]) -> None:
+    """Refuse settings on the command line that a partition does not depend on; a config may have them.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for name in (word.partition("=")[0] for word in args if word.startswith("--")):
+        if name.removeprefix("--").partition(".")[0].rstrip("+") in _OTHERS:
+            raise ValueError(f"`{name}` has no effect: `lfl partition` takes `data` alone. Leave it out.")
 
 
 def described(data: FederatedData, rows: int) -> Iterator[str]:

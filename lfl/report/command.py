@@ -9,6 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lfl.plain_parser import PlainParser
+
 if TYPE_CHECKING:
     from lfl.report.content import Report
 
@@ -23,11 +25,11 @@ is averaged over), and writes report.html (one page that needs no network), repo
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
+        "lfl report",
         prog="lfl report",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "runs", nargs="*", default=["runs"], help="run folders, folders of them, patterns (default: runs)"

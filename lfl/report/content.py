@@ -14,7 +14,7 @@ from lfl.report.curves import Curve, curve_of
 from lfl.report.groups import Comparison
 from lfl.report.metrics import AXES, Target, choose_metrics, names_of_metrics, parse_target
 from lfl.report.runs import Run
-from lfl.report.settings import MAX_ROUNDS, short_names, shown
+from lfl.report.settings import MAX_ROUNDS, METHOD, WEIGHTING, short_names, shown
 from lfl.report.styles import DRAWN, Style, style_of
 from lfl.report.tables import Summary, payloads, phases, quantities_of, summary_of
 from lfl.reporting.formats import direction_of
@@ -164,6 +164,11 @@ class Report:
             f"{self.metric}.{best} Last tenth: the mean of the last tenth of the evaluations.{spread}{without}",
             "Bytes are those of all clients together, as the ledger counted them; 1 MB is 10⁶ bytes.",
         ]
+        if METHOD in self.comparison.names and self.comparison.shared.get(WEIGHTING) == "auto":
+            said.append(
+                "All weigh clients by `weighting: auto`: each method as it is stated, so that methods may differ in "
+                "it. The first line that a run prints says what it came to."
+            )
         if self.targets:
             said.append("Targets: the first evaluation that reached it; means are over the runs that did.")
         return said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -79,11 +79,16 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
     Raises:
         ReportError: there are no runs, or none has metrics.
     """
-    folders, empty = find(paths)
+    places = find(paths)
+    folders = places.runs
     names = dict(zip(folders, names_of(folders), strict=True))
     with ThreadPoolExecutor(2) as pool:  # reading CSV files and parsing YAML leave the interpreter free in part
         found = list(pool.map(_read, folders))
-    notes = [f"{path} has no runs in it." for path in empty]
+    notes = [f"{path} has no runs in it." for path in places.empty]
+    if places.evaluations:
+        count = len(places.evaluations)
+        kind = "folder is that of an evaluation" if count == 1 else "folders are those of evaluations"
+        notes.append(f"{count} {kind} or of predictions, and passed over.")
     notes += [
         f"{names[path]} is left out: {error}."
         for path, error in zip(folders, found, strict=True)
@@ -96,12 +101,7 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
     notes += [
         f"{names[run.path]} is left out: {names[other.path]} has the same settings and seed." for run, other in again
     ]
-    for run in runs:
-        if run.is_damaged:
-            lost = f"metrics.csv ends at round {run.rounds}, timing.csv at round {run.timed}"
-            notes.append(f"{names[run.path]} is damaged: {lost}.")
-        elif not run.is_finished:
-            notes.append(f"{names[run.path]} is unfinished: round {run.rounds} of {run.max_rounds}.")
+    notes += [f"{names[run.path]} {remark}." for run in runs for remark in _remarks(run)]
     keys = differing([run.settings for run in runs])
     short = short_names(keys, reserved=("run", "round", "seed", "state", "metric", "value", "group"))
     return Comparison(_grouped(runs, short), short, shared([run.settings for run in runs]), names, notes)
@@ -120,6 +120,19 @@ def _read(path: Path) -> Run | str:
     if run.is_damaged:
         return f"its metrics.csv is damaged: it has no rounds, and timing.csv ends at round {run.timed}"
     return "it has no metrics, as it ended before its first round did"
+
+
+def _remarks(run: Run) -> Iterator[str]:
+    """What is to be said of a run that has not all its rounds, or not all their times."""
+    if run.timed > run.rounds:
+        yield f"is damaged: metrics.csv ends at round {run.rounds}, timing.csv at round {run.timed}"
+    elif run.is_damaged:
+        yield f"is damaged: metrics.csv lacks {run.lost} of the rounds that timing.csv has"
+    elif not run.is_finished:
+        yield f"is unfinished: round {run.rounds} of {run.max_rounds}"
+    if not run.is_timed:
+        lacks = f"lacks {run.untimed} of the rounds that metrics.csv has" if run.timed else "is not there"
+        yield f"has no seconds in this report: timing.csv {lacks}"
 
 
 def _grouped(runs: Sequence[Run], names: Mapping[str, str]) -> list[Group]:

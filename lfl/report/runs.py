@@ -41,6 +41,8 @@ class Run:
         metrics: each metric by round, where it was logged; those of ``timing.csv`` too.
         rounds: the last round of ``metrics.csv``; 0 for none.
         timed: the last round of ``timing.csv``; 0 for none.
+        lost: how many rounds of ``timing.csv`` are not in ``metrics.csv``.
+        untimed: how many rounds of ``metrics.csv`` are not in ``timing.csv``.
         resumed: whether it went on from a checkpoint.
     """
 
@@ -50,6 +52,8 @@ class Run:
     metrics: Mapping[str, pd.Series] = field(default_factory=dict)
     rounds: int = 0
     timed: int = 0
+    lost: int = 0
+    untimed: int = 0
     resumed: bool = False
 
     @property
@@ -61,7 +65,12 @@ class Run:
     @property
     def is_damaged(self) -> bool:
         """True where rounds are lost: a round's metrics are written before its times."""
-        return self.timed > self.rounds
+        return self.lost > 0
+
+    @property
+    def is_timed(self) -> bool:
+        """True where the time of every round is known; that of a run's last one may be still to be written."""
+        return self.untimed <= (0 if self.is_finished or self.is_damaged else 1)
 
     @property
     def is_finished(self) -> bool:
@@ -92,7 +101,7 @@ class Run:
         clock = next((name for name in sorted(self.metrics) if name.startswith("sim/")), None)
         if clock is not None:
             found["sim"] = self.metrics[clock]
-        if SECONDS in self.metrics:
+        if SECONDS in self.metrics and self.is_timed:
             found["seconds"] = total(self.metrics[SECONDS])
         return found
 
@@ -113,23 +122,40 @@ def total(series: pd.Series) -> pd.Series:
     return (series * series.index.to_series().diff().fillna(series.index[0] if len(series) else 0)).cumsum()
 
 
-def find(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
-    """The run folders at and below some paths, which may be patterns, and the paths that have none.
+@dataclass(frozen=True)
+class Found:
+    """What is in some paths.
 
-    What ``lfl validate``, ``test`` and ``predict`` leave is no run.
+    Attributes:
+        runs: run folders, each once.
+        empty: the paths that have none.
+        evaluations: folders that ``lfl validate``, ``test`` and ``predict`` left, which are no runs.
+    """
+
+    runs: Sequence[Path]
+    empty: Sequence[str]
+    evaluations: Sequence[Path]
+
+
+def find(paths: Iterable[str | Path]) -> Found:
+    """The run folders at and below some paths, which may be patterns.
 
     Raises:
         ReportError: there is no run at all.
     """
     runs: dict[Path, None] = {}
+    evaluations: dict[Path, None] = {}
     empty = []
     given = [str(path) for path in paths]
     for path in given:
         matches = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True), key=_natural)
-        found = [run for match in matches for run in _below(Path(match)) if not _is_evaluation(run)]
+        folders = [folder for match in matches for folder in _below(Path(match))]
+        others = [folder for folder in folders if _is_evaluation(folder)]
+        found = [folder for folder in folders if folder not in others]
         if not found:
             empty.append(path)
         runs |= dict.fromkeys(found)
+        evaluations |= dict.fromkeys(others)
     if not runs:
         looked = ", ".join(f"{path!r}{'' if glob.glob(path) else ' (does not exist)'}" for path in given[:5])
         more = f" and {len(given) - 5} more" if len(given) > 5 else ""
@@ -137,7 +163,7 @@ def find(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
             f"no runs in {looked}{more}: a run's folder, as `lfl fit` leaves it, has a {METRICS_FILE} and a "
             f"{CONFIG_FILE}."
         )
-    return list(runs), empty
+    return Found(list(runs), empty, list(evaluations))
 
 
 def read(path: Path) -> Run:
@@ -152,13 +178,16 @@ def read(path: Path) -> Run:
         settings = {"folder": path.name}  # nothing else tells it from others
     timing = read_metrics(path / TIMING_FILE)  # first: a run that is writing now must not look damaged
     metrics = read_metrics(path / METRICS_FILE)
+    logged, timed = _rounds(metrics), _rounds(timing)
     return Run(
         path,
         {key: value for key, value in settings.items() if not is_seed(key)},
         {key: value for key, value in settings.items() if is_seed(key)},
         {**metrics, **timing},
-        _last_round(metrics),
-        _last_round(timing),
+        max(logged, default=0),
+        max(timed, default=0),
+        len(timed - logged),
+        len(logged - timed),
         config.get("ckpt_path") is not None,
     )
 
@@ -203,8 +232,8 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return ["/".join(part[common:]) for part in parts]
 
 
-def _last_round(metrics: Mapping[str, pd.Series]) -> int:
-    return max((int(series.index[-1]) for series in metrics.values()), default=0)
+def _rounds(metrics: Mapping[str, pd.Series]) -> set[int]:
+    return {number for series in metrics.values() for number in series.index.tolist()}
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -230,8 +259,14 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def _is_evaluation(path: Path) -> bool:
-    """Return whether a folder is that of an evaluation or of predictions: only rounds of training are timed."""
-    return (path / "predictions.pt").exists() or ((path / METRICS_FILE).exists() and not (path / TIMING_FILE).exists())
+    """Return whether a folder is that of an evaluation or of predictions: only rounds of training count bytes."""
+    if (path / "predictions.pt").exists():
+        return True
+    if not (path / METRICS_FILE).is_file() or (path / TIMING_FILE).exists():
+        return False
+    with (path / METRICS_FILE).open(encoding="utf-8", errors="replace") as file:
+        header = file.readline().strip()
+    return bool(header) and UP not in header.split(",")
 
 
 def _is_config_of_run(path: Path) -> bool:

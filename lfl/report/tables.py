@@ -234,7 +234,7 @@ def phases(groups: Sequence[Group]) -> pd.DataFrame:
     """Measured seconds of a round by group: ``training``, and the ``rest`` (evaluation, logging), means over runs."""
     rows = []
     for group in groups:
-        runs = [run for run in group.counted if SECONDS in run.metrics and TRAINING in run.metrics]
+        runs = [run for run in group.counted if SECONDS in run.metrics and TRAINING in run.metrics and run.is_timed]
         if runs:
             training = statistics.mean(run.metrics[TRAINING].mean() for run in runs)
             whole_round = statistics.mean(run.metrics[SECONDS].mean() for run in runs)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from lfl.report.content import Report
 from lfl.report.settings import shown
-from lfl.report.tables import markdown
+from lfl.report.tables import Summary, markdown
+
+_UNKNOWN = "\N{EN DASH}"
 
 
 def render_text(report: Report, pictures: Sequence[Path]) -> str:
@@ -18,17 +20,13 @@ def render_text(report: Report, pictures: Sequence[Path]) -> str:
         pictures: figures, by their paths from the file.
     """
     summary, comparison = report.summary, report.comparison
-    rows = [
-        [group.label, str(len(group.counted)), *(c.text(d) for c, d in zip(cells, summary.digits, strict=True))]
-        for group, cells in zip(summary.groups, summary.cells, strict=True)
-    ]
     heads = ["group", "runs", *(quantity.full_title for quantity in summary.quantities)]
     lines = [
         f"# {report.title}",
         "",
         report.sentence,
         "",
-        *markdown(heads, rows),
+        *markdown(heads, _rows(summary)),
         "",
         *_paragraphs(report.explanations),
     ]
@@ -53,6 +51,17 @@ def render_text(report: Report, pictures: Sequence[Path]) -> str:
     if report.notes:
         lines += ["## Runs", "", *(f"- {note}" for note in report.notes), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _rows(summary: Summary) -> list[list[str]]:
+    """The rows of the summary: the best mean of a column is bold, as on the page, and a dash is no value."""
+    best = [summary.best(column) for column in range(len(summary.quantities))]
+    rows = []
+    for row, (group, cells) in enumerate(zip(summary.groups, summary.cells, strict=True)):
+        texts = [cell.text(digits) or _UNKNOWN for cell, digits in zip(cells, summary.digits, strict=True)]
+        marked = [f"**{text}**" if row in best[column] else text for column, text in enumerate(texts)]
+        rows.append([group.label, str(len(group.counted)), *marked])
+    return rows
 
 
 def _paragraphs(sentences: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -11,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from filelock import FileLock, Timeout
 
+from lfl.plain_parser import PlainParser, near
 from lfl.sweep.folder import (
     LOG,
     RESULTS,
@@ -61,12 +62,6 @@ place of `--grid`:
     fedprox: {config: configs/fedprox.yaml, trainer.callbacks.mu: 0.1}
 
 Everything else is as in `lfl fit --help`."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Print one line, like the other subcommands."""
-        self.exit(2, f"lfl: error: {message}\n")
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,8 @@ def _check(pool: WorkerPool, runs: Sequence[PlannedRun]) -> list[Checked]:
     found: dict[int, Checked] = {}
     for number, result in pool.results([(check, (run.arguments,)) for run in runs]):
         if isinstance(result, Failure):
-            raise GridError(f"{runs[number].name}: {result.message.removeprefix('ValueError: ')}")
+            message = result.message.removeprefix("ValueError: ")
+            raise GridError(_own_option(message) or f"{runs[number].name}: {message}")
         found[number] = result
     checked = [found[number] for number in range(len(runs))]
     first: dict[str, str] = {}
@@ -163,6 +159,13 @@ def _check(pool: WorkerPool, runs: Sequence[PlannedRun]) -> list[Checked]:
                 "such as a config."
             )
     return checked
+
+
+def _own_option(message: str) -> str:
+    """Say which option of the sweep may be meant, where `lfl fit` does not know one; empty where none is near."""
+    unknown = re.match(r"unknown argument `(--\w+)`", message)
+    hint = near(unknown[1], _parser().names) if unknown else ""
+    return f"{unknown[0]}{hint}" if unknown and hint else ""
 
 
 def _check_data(pool: WorkerPool, sweep: Sweep, checked: Sequence[Checked], place: Path | None) -> None:
@@ -283,15 +286,14 @@ def _own_folder(output: Path | None, run: PlannedRun) -> list[str]:
     return [] if output is None else [f"--trainer.default_root_dir={os.path.join(output, run.name)}"]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> PlainParser:
+    parser = PlainParser(
         prog="lfl sweep",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="lfl sweep --config FILE [FILE ...] [--SETTING VALUE[,VALUE ...] ...] [--grid FILE] [options]\n"
         "       lfl sweep --resume FOLDER [--jobs N]",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time, each in a process (default 1)"

@@ -1,5 +1,6 @@
 """FLSS: rounds by hand, the schedule, and bytes on the wire."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,19 @@ def close(found: list[list[float]], expected: list[list[float]]) -> None:
 
 def projector(rows: Tensor) -> Tensor:
     return rows.mT @ rows
+
+
+@pytest.mark.parametrize(("rounds", "is_said"), [(2, True), (3, True), (4, False)])
+def test_a_warm_up_of_the_whole_run_is_said(
+    rounds: int, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "lightning"):
+        path_of([FLSS(warmup_rounds=3, rank=1)], tmp_path, rounds)
+    said = [line for line in caplog.messages if "FLSS" in line]
+    expected = (
+        "FLSS projects nothing in this run, which trains as FedAvg: `warmup_rounds=3` is not below `max_rounds={}`."
+    )
+    assert said == [expected.format(rounds)] * is_said
 
 
 @pytest.mark.parametrize(("attenuation", "last"), [(0.25, [3.0, 1.0]), (1.0, [2.75, 1.75])])

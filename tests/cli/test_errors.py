@@ -93,6 +93,18 @@ CLIENTS = "--trainer.participation.clients_per_round"
         ("--optimizer.lr", "`--optimizer.lr` needs a value."),
         ("--optimizer SGD --optimizer.lr --seed_everything=3", "`--optimizer.lr` needs a value."),
         ("--config", "`--config` needs a value."),
+        ("--optimizer.lr=", "`--optimizer.lr` needs a value."),
+        ("--optimizer.lr ", "`--optimizer.lr` needs a value."),
+        ("--optimizer=", "`--optimizer` needs a value."),
+        ("--trainer.max_rounds=", "`--trainer.max_rounds` needs a value."),
+        ("--trainer.callbacks+=Proximal --trainer.callbacks.mu=", "`--trainer.callbacks.mu` needs a value."),
+        ("--optimiser.lr 0.1", "unknown argument `--optimiser.lr`; did you mean `--optimizer.lr`?"),
+        ("--optimiser=SGD", "unknown argument `--optimiser`; did you mean `--optimizer`?"),
+        ("--trainr.max_rounds 3", "unknown argument `--trainr.max_rounds`; did you mean `--trainer.max_rounds`?"),
+        (
+            "--trainer.participaton.clients_per_round 3",
+            "`--trainer.participaton.clients_per_round`; did you mean `--trainer.participation.clients_per_round`?",
+        ),
         ("--trainer.max_rounds abc", "`trainer.max_rounds=abc` must be a whole number of at least 0."),
         ("--trainer.max_rounds=-1", "`trainer.max_rounds=-1` must be a whole number of at least 0."),
         ("--trainer.cohort_size=0", "`trainer.cohort_size=0` must be a whole number of at least 1."),
@@ -227,7 +239,12 @@ def test_bad_config(world: World, edit: Callable[[dict[str, Any]], object], mess
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("--optimizer.lr 0.1", "`optimizer.lr`: {}, `--optimizer SGD --optimizer.lr 0.1`."),
+        (
+            "--optimizer.lr 0.1",
+            "`optimizer.lr`: {}, `--optimizer SGD --optimizer.lr 0.1`; a model with a rate of its own has it in "
+            "`--model.lr 0.1`.",
+        ),
+        ("--optimizer.momentum 0.1", "`optimizer.momentum`: {}, `--optimizer SGD --optimizer.momentum 0.1`."),
         ("--optimizer.lrr=0.1", "`optimizer.lrr`: {}, `--optimizer CLASS`."),
         ("--lr_scheduler.gamma 0.5", "`lr_scheduler.gamma`: {}, `--lr_scheduler StepLR --lr_scheduler.gamma 0.5`."),
     ],
@@ -237,6 +254,11 @@ def test_setting_of_a_class_that_is_not_named(world: World, args: str, message: 
     name = args.partition(".")[0].lstrip("-")
     said = world.refused("fit", "--config", config, *args.split(" "))
     assert said == message.format(f"no `{name}` is given that could have it: name its class first")
+
+
+def test_a_setting_without_a_value_and_without_its_class(world: World):
+    config = world.write("own.yaml", lambda c: c.pop("optimizer"))
+    assert world.refused("fit", "--config", config, "--optimizer.lr=") == "`--optimizer.lr` needs a value."
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,15 @@ def test_data_without_classes(capsys: pytest.CaptureFixture[str], folder: Path) 
         ([], "`lfl partition` needs `data`"),
         (["--config", "config.yaml", "--data.num_clients=2"], "covers 4 classes"),
         (["--config", "config.yaml", "--data.num_clints=2"], "has no argument `num_clints`"),
+        (
+            ["--config", "config.yaml", "--trainer.max_round", "5"],
+            "`--trainer.max_round` has no effect: `lfl partition`",
+        ),
+        (["--config", "config.yaml", "--trainer.callbacks+=SSF"], "`--trainer.callbacks+` has no effect: `lfl"),
+        (
+            ["--config", "config.yaml", "--seed_everything=3"],
+            "`--seed_everything` has no effect: `lfl partition` takes",
+        ),
         (["--config", "config.yaml", "--data.partition_path=absent.json"], "no partition at 'absent.json'"),
     ],
 )

@@ -60,6 +60,9 @@ def test_without_plotly_the_page_has_pictures(
         (["runs", "--metric", "val_ac"], "did you mean val_acc?"),
         (["runs", "--target", "val_acc"], "is no target"),
         (["runs", "--names", "one"], "1 names (one) for 2 groups"),
+        (["runs", "--wand", "digits"], "unknown argument `--wand`; did you mean `--wandb`?"),
+        (["runs", "--metric"], "`--metric` needs a value."),
+        (["runs", "--x", "bytes"], "`--x bytes` must be one of 'round', 'mb', "),
     ],
 )
 def test_errors_are_one_line(

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from run_folders import config_of, make_comparison, make_run
+import pytest
+from run_folders import PROXIMAL, config_of, make_comparison, make_run
 
 from lfl.report.content import Report, curves_frame
 from lfl.report.groups import compare
@@ -22,6 +23,18 @@ def test_the_head_says_what_was_compared_and_what_is_shared(tmp_path: Path) -> N
     assert report.metrics == ["val_acc", "train/loss"]
     assert report.axes == ["round", "mb", "mb_up", "mb_down", "sim", "seconds"]
     assert len(report.explanations) == 3
+
+
+@pytest.mark.parametrize(("weightings", "is_said"), [(("auto", "auto"), True), (("uniform", "uniform"), False)])
+def test_a_weighting_that_each_method_chooses_is_said(
+    weightings: tuple[str, str], is_said: bool, tmp_path: Path
+) -> None:
+    for weighting, (name, callbacks) in zip(weightings, (("a", None), ("b", [PROXIMAL])), strict=True):
+        config = config_of(callbacks=callbacks)
+        config["trainer"]["aggregator"] = {"class_path": "MeanAggregator", "init_args": {"weighting": weighting}}
+        make_run(tmp_path / name, config=config)
+    assert any("`weighting: auto`" in line for line in report_of(tmp_path).explanations) == is_said
+    assert not any("`weighting: auto`" in line for line in report_of(tmp_path / "a").explanations)
 
 
 def test_curves_as_a_table(tmp_path: Path) -> None:

@@ -61,6 +61,26 @@ def test_damaged_runs_are_named_and_do_not_count(tmp_path: Path) -> None:
     assert (len(alone.counted), alone.counted[0].is_finished) == (1, False)
 
 
+def test_evaluations_and_runs_with_lost_rows_are_named(tmp_path: Path) -> None:
+    make_comparison(tmp_path)
+    evaluation = make_run(tmp_path / "fedavg" / "run_002", config=config_of(2))
+    (evaluation / "metrics.csv").write_text("round,test_acc\n4,0.5\n")
+    (evaluation / "timing.csv").unlink()
+    for seed, file in ((3, "metrics.csv"), (4, "timing.csv")):
+        path = make_run(tmp_path / "fedavg" / f"run_{seed:03d}", config=config_of(seed)) / file
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([*lines[:2], *lines[3:]]))
+    (make_run(tmp_path / "fedavg" / "run_005", config=config_of(5)) / "timing.csv").unlink()
+    comparison = compare([tmp_path])
+    assert comparison.notes == [
+        "1 folder is that of an evaluation or of predictions, and passed over.",
+        "fedavg/run_003 is damaged: metrics.csv lacks 1 of the rounds that timing.csv has.",
+        "fedavg/run_004 has no seconds in this report: timing.csv lacks 1 of the rounds that metrics.csv has.",
+        "fedavg/run_005 has no seconds in this report: timing.csv is not there.",
+    ]
+    assert [run.seed for run in comparison.groups[0].counted] == ["0", "1/0", "4/0", "5/0"]
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     make_comparison(tmp_path)
     timing = make_run(tmp_path / "fedavg" / "run_002", config=config_of(2)) / "timing.csv"

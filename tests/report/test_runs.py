@@ -4,45 +4,97 @@ import math
 from pathlib import Path
 
 import pytest
+from cli_world import World
 from run_folders import config_of, make_comparison, make_run
 
 from lfl.loggers import CSVLogger
 from lfl.loggers.csv import read_rows
-from lfl.report.runs import ReportError, find, names_of, read, read_metrics, total
+from lfl.report.runs import Found, ReportError, find, names_of, read, read_metrics, total
 
 
 def test_runs_are_found_below_folders_and_by_patterns(tmp_path: Path) -> None:
     make_comparison(tmp_path / "sweep")
     make_run(tmp_path / "sweep" / "fedavg" / "run_10")
     (tmp_path / "sweep" / "config.yaml").write_text("trainer:\n")  # of the sweep, which is no run
-    runs, empty = find([tmp_path])
+    found = find([tmp_path])
+    runs = found.runs
     assert names_of(runs) == ["fedavg/run_000", "fedavg/run_001", "fedavg/run_10", "fedprox/run_000", "fedprox/run_001"]
-    assert empty == []
-    assert find([str(tmp_path / "sw*" / "fedp*")])[0] == runs[3:]
-    assert find([runs[1], runs[1], tmp_path / "nothing"]) == ([runs[1]], [str(tmp_path / "nothing")])
+    assert (found.empty, found.evaluations) == ([], [])
+    assert find([str(tmp_path / "sw*" / "fedp*")]).runs == runs[3:]
+    assert find([runs[1], runs[1], tmp_path / "nothing"]) == Found([runs[1]], [str(tmp_path / "nothing")], [])
 
 
 def test_runs_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for name in ("lr=0.1", "lr=0.05", "lr=1", "lr=10"):
         make_run(tmp_path / name)
-    assert names_of(find([tmp_path])[0]) == ["lr=0.05", "lr=0.1", "lr=1", "lr=10"]
+    assert names_of(find([tmp_path]).runs) == ["lr=0.05", "lr=0.1", "lr=1", "lr=10"]
 
 
 def test_a_run_that_ended_before_its_first_round_is_one(tmp_path: Path) -> None:
     (tmp_path / "run_000" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run_000" / "config.yaml").write_text("seed_everything: 0\ntrainer:\n  max_rounds: 3\n")
-    runs, _ = find([tmp_path])
+    runs = find([tmp_path]).runs
     assert [read(run).rounds for run in runs] == [0]
     assert not read(runs[0]).is_finished
 
 
 def test_what_other_commands_leave_is_no_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run_000")
-    (make_run(tmp_path / "run_001") / "timing.csv").unlink()  # of `lfl test`
+    (make_run(tmp_path / "run_001") / "timing.csv").unlink()
+    (tmp_path / "run_001" / "metrics.csv").write_text("round,test_loss,test_acc\n4,1.5,0.4\n")  # as of `lfl test`
     (tmp_path / "run_002").mkdir()
     (tmp_path / "run_002" / "config.yaml").write_text("trainer:\n")
     (tmp_path / "run_002" / "predictions.pt").touch()
-    assert find([tmp_path])[0] == [run]
+    assert find([tmp_path]) == Found([run], [], [tmp_path / "run_001", tmp_path / "run_002"])
+
+
+def test_what_lfl_test_writes_is_told_from_a_run_whose_times_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch)
+    for command in (["fit"], ["test", "--ckpt_path=last"], ["validate", "--ckpt_path=last"]):
+        assert world.lfl(*command, "--config", "base.yaml")[0] == 0
+    trained, tested, validated = (tmp_path / "runs" / f"run_{number:03d}" for number in range(3))
+    (trained / "timing.csv").unlink()
+    assert find([tmp_path]) == Found([trained], [], [tested, validated])
+
+
+def test_rounds_that_are_lost_in_the_middle_make_a_run_damaged(tmp_path: Path) -> None:
+    metrics = make_run(tmp_path / "run") / "metrics.csv"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([*lines[:2], *lines[4:]]))
+    run = read(tmp_path / "run")
+    assert (run.rounds, run.timed, run.lost, run.state) == (4, 4, 2, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("kept", "accuracies", "is_timed"),
+    [
+        ([1, 2, 3, 4], (0.1, 0.2, 0.3, 0.4), True),
+        ([1, 2], (0.1, 0.2, 0.3, 0.4), False),
+        ([1, 2, 4], (0.1, 0.2, 0.3, 0.4), False),
+        ([], (0.1, 0.2, 0.3, 0.4), False),
+        ([1, 2], (0.1, 0.2, 0.3), True),  # the run goes on, and may be writing its last row
+        ([1], (0.1, 0.2, 0.3), False),
+    ],
+)
+def test_seconds_are_known_where_every_round_has_its_time(
+    tmp_path: Path, kept: list[int], accuracies: tuple[float, ...], is_timed: bool
+) -> None:
+    timing = make_run(tmp_path / "run", accuracies) / "timing.csv"
+    lines = timing.read_text().splitlines(keepends=True)
+    timing.write_text("".join(lines[number] for number in [0, *kept]))
+    run = read(tmp_path / "run")
+    assert (run.is_damaged, run.is_timed, "seconds" in run.axes) == (False, is_timed, is_timed)
+
+
+def test_a_run_that_logs_every_second_round_has_all_its_rounds(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    for file in ("metrics.csv", "timing.csv"):
+        head, *rows = (path / file).read_text().splitlines(keepends=True)
+        (path / file).write_text("".join([head, *rows[1::2]]))
+    run = read(path)
+    assert (run.state, run.is_timed, run.axes["seconds"].tolist()) == ("finished", True, [1.0, 2.0])
 
 
 def test_no_runs_at_all_is_an_error_that_names_the_paths(tmp_path: Path) -> None:

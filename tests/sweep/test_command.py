@@ -167,7 +167,10 @@ def test_data_is_looked_for_once_where_it_is_the_same_and_not_for_what_is_finish
         (["--seed_everything", "0,1", "--resume", "x"], "`--resume` takes all settings from x/sweep.yaml"),
         (["--seed_everything", "0,1", "--optimizer.lr"], "`--optimizer.lr` has no value."),
         (["--jobs", "0"], "`--jobs 0` must be a whole number of at least 1."),
-        (["--jobs", "two"], "argument --jobs: invalid int value: 'two'"),
+        (["--jobs", "two"], "`--jobs two` must be a whole number."),
+        (["--job", "2"], "unknown argument `--job`; did you mean `--jobs`?"),
+        (["--outptu", "out", "--seed_everything", "0,1"], "unknown argument `--outptu`; did you mean `--output`?"),
+        (["--zzz", "2"], "run: unknown argument `--zzz`."),
         (["--seed_everything", "0,1", "--grid", "no.yaml"], "`--grid no.yaml` cannot be read: No such file"),
     ],
 )
