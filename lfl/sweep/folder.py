@@ -221,17 +221,22 @@ def _read_finished(folder: Path) -> tuple[Path, int] | None:
 
 
 def _has_lost_rounds(attempt: Path) -> bool:
-    """Whether ``metrics.csv`` ends before ``timing.csv``, which gets a round's times after its metrics are written."""
-    return _last_round(attempt) < _last_round(attempt, TIMING_FILE)
+    """Whether ``metrics.csv`` lacks rounds of ``timing.csv``, which gets a round's times after its metrics."""
+    return not _rounds(attempt, TIMING_FILE) <= _rounds(attempt, METRICS_FILE)
 
 
-def _last_round(attempt: Path, file: str = METRICS_FILE) -> int:
-    """The round of the last whole row of a file of a run; 0 where there is none."""
+def _last_round(attempt: Path) -> int:
+    """The round of the last whole row of ``metrics.csv``; 0 where there is none."""
+    return max(_rounds(attempt, METRICS_FILE), default=0)
+
+
+def _rounds(attempt: Path, file: str) -> set[int]:
+    """The rounds of the whole rows of a file of a run; none where it is damaged."""
     try:
         text = (attempt / file).read_text(encoding="utf-8")
-        return int(text[: text.rfind("\n") + 1].splitlines()[-1].partition(",")[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+        return {int(row.partition(",")[0]) for row in text[: text.rfind("\n") + 1].splitlines()[1:]}
+    except (OSError, ValueError):
+        return set()
 
 
 def _number(cell: str) -> float:

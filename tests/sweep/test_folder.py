@@ -124,8 +124,11 @@ def test_a_damaged_record_is_that_of_an_unfinished_run_whose_rounds_are_kept(tmp
 
 
 @pytest.mark.parametrize("record", ["", '{"folder": "run_000", "round": 2}'])
-def test_results_that_end_before_their_times_are_not_finished_and_are_removed(tmp_path: Path, record: str) -> None:
-    for name, rounds in (("run_000", (1, 2)), ("run_001", (1, 2, 3))):
+@pytest.mark.parametrize("left", [(1, 2), (1, 3), (3,)])
+def test_results_that_lack_rounds_of_their_times_are_not_finished_and_are_removed(
+    tmp_path: Path, left: tuple[int, ...], record: str
+) -> None:
+    for name, rounds in (("run_000", left), ("run_001", (1, 2, 3))):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.csv").write_text("round,a\n" + "".join(f"{n},0.5\n" for n in rounds))
         (tmp_path / name / "timing.csv").write_text("round,time/train_s\n1,0.1\n2,0.1\n3,0.1\n")
