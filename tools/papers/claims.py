@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tools.papers.kept import KEPT, Number, Numbers, read, write
-from tools.papers.verdicts import Decision, decide
+from tools.papers.verdicts import Decision, Verdict, decide
 from tools.table import Table
 
 CLAIMS = Path(__file__).parent / "claims"
@@ -42,9 +42,12 @@ class Claim:
     cost: str = ""
 
     def decision(self, numbers: Numbers | None = None) -> Decision:
-        """What numbers say of it; those that are kept, for None."""
+        """What numbers say of it; those that are kept, for None. A study that has left none decides nothing."""
+        path = KEPT / f"{self.study}.csv"
+        if numbers is None and self.study and not path.exists():
+            return Decision(Verdict.OPEN, "")
         if numbers is None:
-            numbers = kept(KEPT / f"{self.study}.csv") if self.study else Numbers([])
+            numbers = kept(path) if self.study else Numbers([])
         return decide(self.rule, numbers)
 
 

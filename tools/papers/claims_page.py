@@ -63,14 +63,18 @@ def _summary(decided: Mapping[str, Sequence[tuple[Claim, Decision]]]) -> list[st
 
 
 def _entry(number: int, claim: Claim, decision: Decision) -> Iterator[str]:
+    """An item of the list, in paragraphs."""
     yield f"{number}. **{decision.verdict}** · {claim.place}: “{claim.words.strip()}”"
-    yield f"    {claim.setting.strip()}"
-    if decision.numbers:
-        yield f"    *Numbers:* {decision.numbers}."
-    if claim.cost:
-        yield f"    *To test it:* {claim.cost.strip()}"
-    if claim.command:
-        yield f"    `{claim.command}`"
+    parts = [
+        claim.setting.strip(),
+        f"*Numbers:* {decision.numbers}." if decision.numbers else "",
+        f"*To test it:* {claim.cost.strip()}"
+        if claim.cost and decision.verdict in (Verdict.OPEN, Verdict.OUTSIDE)
+        else "",
+        f"`{claim.command}`" if claim.command else "",
+    ]
+    for part in filter(None, parts):
+        yield f"\n    {part}"
     yield ""
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.papers import claims_page
+from tools.papers import claims_page, reproduce, ssf_networks
 from tools.papers.claims import PAPERS, claims_of, decided_by, publish
+from tools.papers.grids import grids
 from tools.papers.kept import KEPT, Number, read
 from tools.papers.verdicts import Verdict
 from tools.table import Table
@@ -48,6 +49,14 @@ def test_kept_numbers_are_of_claims() -> None:
     """A file that nothing is decided by would only grow old."""
     used = {claim.study for paper in PAPERS for claim in claims_of(paper)}
     assert used >= {path.stem for path in KEPT.glob("*.csv")} - {"communication"}
+
+
+def test_studies_that_are_named_exist() -> None:
+    """Those that have not been run yet, too: a wrong name would be taken for one of them."""
+    names = {path.stem for path, _ in grids()} | {f"ssf-{name}" for name in ssf_networks.STUDIES}
+    names |= {*reproduce.TARGETS, "compare"}
+    used = {claim.study for paper in PAPERS for claim in claims_of(paper)} - {""}
+    assert used <= names
 
 
 def options(**given: bool | int | None) -> argparse.Namespace:
