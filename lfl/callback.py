@@ -95,6 +95,9 @@ class FederatedCallback(Callback):
     """True where all clients of a round must have been sent its own message: a participation whose clients may be
     late is refused beside it. Coordinates need that in any case, as they are those of the round's basis."""
 
+    unused: frozenset[str] = frozenset()
+    """Hooks that the class has, and this callback with its arguments does nothing in: so nothing waits for them."""
+
     batches_per_step: int = 1
     """Number of independent batches of a local step: ``step.other(1)`` is the same step on the second of them."""
 
@@ -203,7 +206,7 @@ class FederatedCallback(Callback):
 
 _HOOKS = {name for name, value in vars(FederatedCallback).items() if inspect.isfunction(value)} | _LIGHTNING_HOOKS
 _ATTRIBUTES = {
-    *("batches_per_step", "linear", "features", "global_features", "frozen_rows", "is_unique", "observes"),
+    *("batches_per_step", "linear", "features", "global_features", "frozen_rows", "is_unique", "observes", "unused"),
     *("sends_more", "synchronous", "weighting", "whole_model"),
 }
 # Hooks that are called only if their class overrides them; the others are called wherever they are.
@@ -218,8 +221,8 @@ _PARTNERS = {
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:
-    """Return whether ``callback`` implements ``hook``."""
-    return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+    """Return whether ``callback`` implements ``hook``, and uses it."""
+    return hook not in callback.unused and getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
 
 
 def keeps_parameters(callback: FederatedCallback) -> bool:

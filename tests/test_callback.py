@@ -303,3 +303,10 @@ def test_features_that_are_not_there_are_named_with_their_setting() -> None:
     callback.layer, callback.features = "zzz", ("zzz",)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"^`layer=zzz` of FederatedCallback names no submodule of Classifier; it has"):
         check_features(callback, mlp())
+
+
+def test_a_callback_may_leave_a_hook_of_its_class_unused() -> None:
+    """FLSS wraps gradients only where it projects them: else a step is taken in one piece, as FedAvg's."""
+    assert not overrides(FLSS(project="updates"), "wrap_gradient")
+    assert overrides(FLSS(project="gradients"), "wrap_gradient")
+    assert overrides(FLSS(project="updates"), "encode")

@@ -120,6 +120,9 @@ class FLSS(FederatedCallback):
         self.attenuation = attenuation
         self.update_scale = update_scale
         self.project = project
+        if project == "updates":
+            # Steps whose gradient nobody looks at are taken in one piece.
+            self.unused = frozenset({"wrap_gradient"})
         self.warmup = warmup
         self.scope = scope
         self.subspace = subspace
@@ -215,7 +218,7 @@ class FLSS(FederatedCallback):
 
     @override
     def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        if self.project == "updates" or not self._is_projected(cohort.round):
+        if not self._is_projected(cohort.round):
             return gradient
         basis = self._received(cohort)
 
