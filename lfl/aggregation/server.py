@@ -51,7 +51,7 @@ class Server:
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether a step is a multiple of the aggregate, so that a client that knows the aggregate can repeat it."""
+        """True where a step is a multiple of the aggregate, so that a client that knows the aggregate can repeat it."""
         group = self.optimizer.param_groups[0]
         return type(self.optimizer) is torch.optim.SGD and not group["momentum"] and not group["weight_decay"]
 

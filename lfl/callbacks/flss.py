@@ -312,12 +312,12 @@ class FLSS(FederatedCallback):
         self._uploaded = state_dict["uploaded"]
 
     def _is_sampled(self, round: Round) -> bool:
-        """Whether a round after warm-up is a sampled one by the schedule."""
+        """Return whether a round after warm-up is a sampled one by the schedule."""
         since = round.number - self.warmup_rounds
         return since > 0 and self.sample_every not in (None, 0) and since % self.sample_every == 0
 
     def _is_projected(self, round: Round) -> bool:
-        """Whether clients send coefficients in this round, or project their gradients."""
+        """Return whether clients send coefficients in this round, or project their gradients."""
         has_basis = any(len(round.message.contents[name]) for name in self._names)
         return round.number > self.warmup_rounds and has_basis and not self._is_sampled(round)
 

@@ -196,7 +196,7 @@ def _without_value(option: str, words: Sequence[str]) -> str:
 
 
 def _is_empty(key: str, words: Sequence[str]) -> bool:
-    """Whether the command line gives a setting the empty text: ``--optimizer.lr=``."""
+    """Return whether the command line gives a setting the empty text: ``--optimizer.lr=``."""
     return f"--{key}=" in words or (f"--{key}", "") in pairwise(words)
 
 

@@ -221,7 +221,7 @@ def _read_finished(folder: Path) -> tuple[Path, int] | None:
 
 
 def _has_lost_rounds(attempt: Path) -> bool:
-    """Whether ``metrics.csv`` lacks rounds of ``timing.csv``, which gets a round's times after its metrics."""
+    """Return whether ``metrics.csv`` lacks rounds of ``timing.csv``, which gets a round's times after its metrics."""
     return not _rounds(attempt, TIMING_FILE) <= _rounds(attempt, METRICS_FILE)
 
 

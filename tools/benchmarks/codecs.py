@@ -7,8 +7,8 @@ The update of one client (D = 11,181,642 in ResNet-18's shapes) goes through the
 ``decode`` are timed there, a client at a time, and what a codec does at the server's step once a round. Beside it
 stands one copy of the update in memory, the least that anything that touches it costs; ratios are to that. Times are of
 the CPU, all threads together, which other programs on the machine do not lengthen. The local
-work is one step of a made-up loss, as no codec has a hook in a step; the table says so of each. (FLSS has one that
-hands the gradient on as it is, unless it is told to project gradients.)
+work is one step of a made-up loss, as no codec has a hook in a step; the table says so of each. (FLSS
+has one where it is told to project gradients.)
 
 FLSS's basis takes in a move of the server: [R, D] numbers, R = 50, are read and written, which one copy does, too.
 """

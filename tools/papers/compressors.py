@@ -31,8 +31,7 @@ from tools.papers.study import (
     parse,
     partitioned,
     run_studies,
-    sent,
-    within,
+    within_bytes_of,
 )
 from tools.papers.tables import FLSS_SETTING, callback, stack
 
@@ -42,11 +41,9 @@ _READINGS = ("at the end", "at FLSS's upload", "at FLSS's upload and download")
 
 def readings(results: Results, name: str) -> list[list[float]]:
     """Accuracies in percent of a method in the three readings, each by seed."""
-    found = []
-    for outcome, flss in zip(results[name], results[_FLSS_NAME], strict=True):
-        at_equal = (within(outcome, directions, sent(flss, directions)) for directions in (UP, BOTH_WAYS))
-        found.append([100 * final(outcome, "val_acc"), *(100 * value for value in at_equal)])
-    return [list(values) for values in zip(*found, strict=True)]
+    outcomes, flss = results[name], results[_FLSS_NAME]
+    at_end = [100 * final(outcome, "val_acc") for outcome in outcomes]
+    return [at_end, *(within_bytes_of(outcomes, flss, directions) for directions in (UP, BOTH_WAYS))]
 
 
 def measure(results: Results) -> Quantities:

@@ -28,8 +28,7 @@ from tools.papers.study import (
     parse,
     partitioned,
     run_studies,
-    sent,
-    within,
+    within_bytes_of,
 )
 from tools.papers.tables import FLSS_SETTING
 
@@ -47,15 +46,10 @@ def flss(**arguments: object) -> Method:
 
 def measure(results: Results) -> Quantities:
     """Accuracy at the end, at FLSS's upload (of the first method that is one), and bytes."""
-    reference = next((name for name in results if name != "FedAvg"), "FedAvg")
-    budgets = [sent(outcome, UP) for outcome in results[reference]]
-    quantities = dict(accuracy_and_bytes(results))
-    at_upload = {
-        name: [100 * within(outcome, UP, budget) for outcome, budget in zip(outcomes, budgets, strict=True)]
-        for name, outcomes in results.items()
-    }
-    accuracy = quantities.pop("accuracy %")
-    return {"accuracy %": accuracy, "at FLSS's upload": Quantity(at_upload), **quantities}
+    reference = next(outcomes for name, outcomes in results.items() if name != "FedAvg")
+    at_upload = {name: within_bytes_of(outcomes, reference, UP) for name, outcomes in results.items()}
+    accuracy, *traffic = accuracy_and_bytes(results).items()
+    return dict([accuracy, ("at FLSS's upload", Quantity(at_upload)), *traffic])
 
 
 DIRICHLET = partitioned("DirichletPartitioner", alpha=0.1)

@@ -99,10 +99,6 @@ class Errors:
         errors = [error for outcome in self._outcomes[place, method] for error in self._after(outcome, 0.5)]
         return max(errors, default=math.nan)
 
-    def num_failures(self, place: Place, method: Method) -> int:
-        """Runs that ended with NaN or infinity."""
-        return sum(bool(outcome.failure) for outcome in self._outcomes[place, method])
-
     def curve(self, place: Place, method: Method) -> dict[int, float]:
         """The errors of the first seed by round."""
         return self._outcomes[place, method][0].series[ERROR]

@@ -114,6 +114,16 @@ def within(outcome: Outcome, directions: Sequence[str], budget: float) -> float:
     return statistics.mean(reached[-3:]) if reached else math.nan
 
 
+def within_bytes_of(
+    outcomes: Sequence[Outcome], reference: Sequence[Outcome], directions: Sequence[str]
+) -> list[float]:
+    """Accuracies in percent where runs have sent as much as others have at their ends, paired by seed."""
+    return [
+        100 * within(outcome, directions, sent(other, directions))
+        for outcome, other in zip(outcomes, reference, strict=True)
+    ]
+
+
 def rounds_to(outcome: Outcome, target: float, metric: str = "val_acc") -> float:
     """The first evaluated round at which the accuracy is reached; inf for none."""
     return next((number for number, value in outcome.series[metric].items() if value >= target), math.inf)
