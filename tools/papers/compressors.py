@@ -57,8 +57,9 @@ def measure(results: Results) -> Quantities:
     leads = {
         "FLSS's lead at the end": Quantity(_leads(read, 0)),
         "FLSS's lead at its upload": Quantity(_leads(read, 1)),
-        "lead at the end": Quantity({over_sign: _ahead(read[f"{_SIGN} + FLSS"][0], read[_SIGN][0])}),
     }
+    if {_SIGN, f"{_SIGN} + FLSS"} <= read.keys():
+        leads["lead at the end"] = Quantity({over_sign: _ahead(read[f"{_SIGN} + FLSS"][0], read[_SIGN][0])})
     traffic = {name: quantity for name, quantity in accuracy_and_bytes(results).items() if "MB" in name}
     return {**accuracies, **leads, **traffic}
 
@@ -98,6 +99,7 @@ def study(alpha: float) -> Study:
         evaluate_every=4,
         metrics=("val_acc", *BOTH_WAYS),
         measure=measure,
+        needs=(_FLSS_NAME,),
     )
 
 

@@ -55,7 +55,7 @@ def text_of(path: Path, command: str, study: Study) -> str:
         study: its methods and settings.
     """
     grid: dict[str, Any] = {"method": {}, "seed": {}}
-    for name, (run,) in study.runs(1, study.rounds, "auto").items():
+    for name, (run,) in study.runs([0], study.rounds, "auto").items():
         config = (CONFIGS / run.config).relative_to(CONFIGS.parent)
         # Sweeps give seeds by themselves, and go on from checkpoints.
         settings = {key: value for key, value in run.settings.items() if key not in _OWN}

@@ -68,14 +68,38 @@ class Quantity:
 Quantities = Mapping[str, Quantity]
 
 
-def numbers_of(quantities: Quantities, setting: str = "") -> list[Number]:
-    """The numbers of quantities, by name, in one setting."""
+def numbers_of(quantities: Quantities, setting: str = "", first_seed: int = 0) -> list[Number]:
+    """The numbers of quantities, by name, in one setting; their seeds count from ``first_seed``."""
     return [
         Number(setting, method, name, seed, value)
         for name, quantity in quantities.items()
         for method, values in quantity.values.items()
-        for seed, value in enumerate(values)
+        for seed, value in enumerate(values, first_seed)
     ]
+
+
+def beside(numbers: Sequence[Number], path: Path) -> list[Number]:
+    """The kept numbers with these, which replace those of the same runs.
+
+    Numbers of one run stand together with those of the method's other runs, in the order in which methods came.
+    """
+    found = {_run_of(row): row for row in read(path) if row.seed is not None} if path.exists() else {}
+    found |= {_run_of(row): row for row in numbers}
+    places = {row[:3]: place for place, row in enumerate(dict.fromkeys(key[:3] for key in found))}
+    return [found[key] for key in sorted(found, key=lambda key: (places[key[:3]], key[3]))]
+
+
+def _run_of(row: Number) -> tuple[str, str, str, int]:
+    return row.quantity, row.setting, row.method, -1 if row.seed is None else row.seed
+
+
+def quantities_of(numbers: Sequence[Number], digits: Mapping[str, int]) -> Quantities:
+    """Quantities by name with their numbers of all runs, and as many digits as ``digits`` says; no others."""
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in digits}
+    for row in numbers:
+        if row.quantity in digits:
+            values[row.quantity].setdefault(row.method, []).append(row.value)
+    return {name: Quantity(values[name], digits[name]) for name in digits}
 
 
 def tabulate(title: str, quantities: Quantities, first: str = "method") -> Table:

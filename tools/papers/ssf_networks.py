@@ -17,9 +17,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, extent, opened
-from tools.papers.kept import Quantities, numbers_of, tabulate
+from tools.papers.kept import Quantities
 from tools.papers.study import (
     BOTH_WAYS,
     Method,
@@ -32,6 +31,7 @@ from tools.papers.study import (
     partitioned,
     per_run,
     report_runs,
+    show,
 )
 
 RATES = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -93,10 +93,7 @@ def tuned(study: Study, rounds: int, laboratory: Laboratory, accelerator: str) -
         (name, rate): with_rate(method, rate) for name, method in study.methods.items() for rate in rates_of(method)
     }
     trial = replace(study, methods={f"{name} {rate:g}": method for (name, rate), method in tried.items()})
-    runs = trial.runs(1, rounds, accelerator)
-    outcomes = laboratory.by_group(
-        {key: [replace(run, seed=TUNING_SEED) for run in group] for key, group in runs.items()}
-    )
+    outcomes = laboratory.by_group(trial.runs([TUNING_SEED], rounds, accelerator))
     best: dict[str, tuple[float, Method]] = {}
     for (name, rate), method in tried.items():
         (outcome,) = outcomes[f"{name} {rate:g}"]
@@ -126,14 +123,13 @@ STUDIES = {
 
 def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Tune all methods, make the runs of one study, show and write its table and its report."""
-    rounds, seeds = extent(options, study.rounds, 3, quick_rounds=2)
+    study = study.only(options.methods)
+    rounds, count = extent(options, study.rounds, 3, quick_rounds=2)
     chosen = replace(study, methods=tuned(study, rounds, laboratory, options.accelerator))
-    runs = chosen.runs(seeds, rounds, options.accelerator)
-    quantities = study.measure(laboratory.by_group(runs))
-    table = tabulate(f"{study.title}; {rounds} rounds, {seeds} seed(s)", quantities)
     rates = (f"{key} {dict(method.overrides)[_RATE]}" for key, method in chosen.methods.items())
-    table.notes.append(f"Learning rates: {', '.join(rates)}.")
-    publish(name, table, numbers_of(quantities), laboratory.output, options)
+    title = f"{study.title}; {rounds} rounds; rates {', '.join(rates)}"
+    runs = chosen.runs(range(options.first_seed, options.first_seed + count), rounds, options.accelerator)
+    show(title, name, study.measure(laboratory.by_group(runs)), laboratory, options)
     report_runs(name, laboratory, runs)
 
 

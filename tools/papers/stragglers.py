@@ -136,7 +136,11 @@ def measure(results: Results) -> Quantities:
     for communication in COMMUNICATION:
         race, at = Race.of(results, communication), f"C = {communication:g}"
         means = {name: race.means(name) for name in race.curves}
-        leads = {fast: [a - b for a, b in zip(means[fast], means[plain], strict=True)] for fast, plain in PAIRS.items()}
+        leads = {
+            fast: [a - b for a, b in zip(means[fast], means[plain], strict=True)]
+            for fast, plain in PAIRS.items()
+            if {fast, plain} <= means.keys()
+        }
         seconds = {target: seconds_to(race, target) for target in TARGETS}
         found |= {f"mean accuracy %, {at}": Quantity(means), f"lead, {at}": Quantity(leads)}
         found |= {f"s to {target:g} %, {at}": Quantity(values, 0) for target, values in seconds.items()}
@@ -264,6 +268,7 @@ def study(speeds: str, participants: int) -> Study:
         metrics=(ACCURACY, TIME),
         measure=measure,
         draw=draw,
+        needs=(_CLOCK,),
     )
 
 

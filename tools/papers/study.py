@@ -8,7 +8,7 @@ import os
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lfl.report import command as lfl_report
@@ -16,7 +16,8 @@ from lfl.report.numbers import last_tenth
 from tools import CONFIGS
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
-from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
+from tools.papers.kept import KEPT, Quantities, Quantity, beside, numbers_of, quantities_of, tabulate
+from tools.table import Table
 
 UP = ("comm/total_up_bytes",)
 BOTH_WAYS = (*UP, "comm/total_down_bytes")
@@ -57,6 +58,7 @@ class Study:
         metrics: what is kept; the first is the accuracy.
         measure: from results to the quantities of its table.
         draw: draws a figure of the study's own; None for those of ``lfl report``.
+        needs: the methods that ``measure`` compares the others with.
     """
 
     title: str
@@ -67,8 +69,21 @@ class Study:
     metrics: tuple[str, ...]
     measure: Callable[[Results], Quantities]
     draw: Callable[[Results, Path], None] | None = None
+    needs: tuple[str, ...] = ()
 
-    def runs(self, seeds: int, rounds: int, accelerator: str) -> dict[str, list[Run]]:
+    def only(self, methods: Sequence[str] | None) -> Study:
+        """The study of some of its methods, and those they are measured by; the same for None.
+
+        Raises:
+            SystemExit: it has no such method; says which it has.
+        """
+        if methods is None:
+            return self
+        if unknown := [name for name in methods if name not in self.methods]:
+            raise SystemExit(f"no method {unknown[0]!r} in {self.title}: one of {', '.join(self.methods)}")
+        return replace(self, methods={k: v for k, v in self.methods.items() if k in {*methods, *self.needs}})
+
+    def runs(self, seeds: Sequence[int], rounds: int, accelerator: str) -> dict[str, list[Run]]:
         """All runs, by method."""
         common = (*self.overrides, ("trainer.accelerator", accelerator))
         runs = {}
@@ -76,7 +91,7 @@ class Study:
             every = ("trainer.check_val_every_n_rounds", self.evaluate_every * method.pace)
             changed = (*method.overrides, *common, every, *(method.short if rounds < self.rounds else ()))
             made = method.rounds if method.rounds and rounds == self.rounds else rounds * method.pace
-            runs[name] = [Run(method.config, made, seed, self.metrics, changed) for seed in range(seeds)]
+            runs[name] = [Run(method.config, made, seed, self.metrics, changed) for seed in seeds]
         return runs
 
 
@@ -165,14 +180,30 @@ def report_runs(name: str, laboratory: Laboratory, runs: Mapping[str, Sequence[R
     return lfl_report.write(lfl_report.options_of(options))
 
 
+def show(title: str, name: str, quantities: Quantities, laboratory: Laboratory, options: argparse.Namespace) -> Table:
+    """Show and write the table and the claims of a study; returns the table.
+
+    Where other seeds or methods are asked for than those of the whole study, the numbers that are kept of the others
+    stand beside those of these runs.
+    """
+    numbers = numbers_of(quantities, first_seed=options.first_seed)
+    if options.first_seed or options.methods:
+        numbers = beside(numbers, KEPT / f"{name}.csv")
+        quantities = quantities_of(numbers, {key: quantity.digits for key, quantity in quantities.items()})
+    seeds = sorted({row.seed for row in numbers if row.seed is not None})
+    table = tabulate(f"{title}, seeds {', '.join(map(str, seeds))}", quantities)
+    publish(name, table, numbers, laboratory.output, options)
+    return table
+
+
 def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Make the runs of one study; show and write its table and claims, draw its figure."""
-    rounds, seeds = extent(options, study.rounds, 3, quick_rounds=10)
+    study = study.only(options.methods)
+    rounds, count = extent(options, study.rounds, 3, quick_rounds=10)
+    seeds = range(options.first_seed, options.first_seed + count)
     runs = study.runs(seeds, rounds, options.accelerator)
     results = laboratory.by_group(runs)
-    quantities = study.measure(results)
-    table = tabulate(f"{study.title}; {rounds} rounds, {seeds} seed(s), {options.accelerator}", quantities)
-    publish(name, table, numbers_of(quantities), laboratory.output, options)
+    show(f"{study.title}; {rounds} rounds, {options.accelerator}", name, study.measure(results), laboratory, options)
     if study.draw is not None:
         study.draw(results, laboratory.output / f"{name}.png")
     else:
@@ -193,6 +224,8 @@ def parse(
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="+", choices=list(studies))
     parser.add_argument("--accelerator", default="cpu", help="as in Lightning")
+    parser.add_argument("--methods", nargs="+", help="some of a study's; by default all")
+    parser.add_argument("--first-seed", type=int, default=0, help="more seeds, beside those whose numbers are kept")
     add_options(parser, CONFIGS)
     parser.add_argument("--output", type=Path, default=Path("runs") / tool)
     parser.set_defaults(tool=tool)

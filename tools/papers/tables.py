@@ -156,6 +156,7 @@ def flss(alpha: float) -> Study:
         evaluate_every=4,
         metrics=("val_acc", *BOTH_WAYS),
         measure=measure_flss,
+        needs=("FedAvg",),
     )
 
 

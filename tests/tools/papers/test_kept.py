@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.papers.kept import Number, Numbers, Quantity, numbers_of, read, tabulate, write
+from tools.papers.kept import Number, Numbers, Quantity, beside, numbers_of, quantities_of, read, tabulate, write
 
 
 def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -47,3 +47,17 @@ def test_means_and_medians_by_name() -> None:
     assert (numbers.settings, numbers.methods("x", "a")) == (["a"], ["M"])
     with pytest.raises(KeyError, match=r"no number.*there are 'a': 'M': 'x'"):
         numbers.mean("M", "y", "a")
+
+
+def test_more_runs_stand_beside_those_that_are_kept(tmp_path: Path) -> None:
+    """A run that is made again replaces its numbers; a mean, whose runs are lost, goes."""
+    kept = numbers_of({"accuracy": Quantity({"FedAvg": [0.5, 0.6]}), "MB": Quantity({"FedAvg": [7.0, 7.0]})})
+    path = write([*kept, Number("", "FLSS", "accuracy", None, 0.7, 0.1, 3)], tmp_path / "kept.csv")
+    more = numbers_of({"accuracy": Quantity({"FedAvg": [0.65, 0.8], "FLSS": [0.9, 0.95]})}, first_seed=1)
+    found = beside(more, path)
+    accuracies = [(row.method, row.seed, row.value) for row in found if row.quantity == "accuracy"]
+    expected = [("FedAvg", 0, 0.5), ("FedAvg", 1, 0.65), ("FedAvg", 2, 0.8), ("FLSS", 1, 0.9), ("FLSS", 2, 0.95)]
+    assert accuracies == expected
+    assert [row.seed for row in found if row.quantity == "MB"] == [0, 1]
+    assert beside(more, tmp_path / "none.csv") == more
+    assert quantities_of(found, {"accuracy": 2})["accuracy"].told("FLSS") == "0.93 ± 0.04"

@@ -55,7 +55,7 @@ CHANGED = [
 def test_files_know_the_settings_that_studies_change(
     study: Study, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run,) = study.runs(1, 2, "cpu")[method]
+    (run,) = study.runs([0], 2, "cpu")[method]
     settings = [f"--{key}={value}" for key, value in run.settings.items()]
     with pytest.raises(SystemExit) as ended:
         FederatedCLI(args=["fit", "--config", str(CONFIGS / run.config), *settings, "--print_config"])

@@ -60,7 +60,7 @@ def test_leads_are_paired_and_targets_may_not_be_reached() -> None:
 
 @pytest.mark.parametrize("method", list(stragglers.STUDIES["dynamic"].methods))
 def test_files_know_the_settings_that_the_study_changes(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = stragglers.STUDIES["dynamic"].runs(1, 2, "cpu")[method]
+    (run,) = stragglers.STUDIES["dynamic"].runs([0], 2, "cpu")[method]
     settings = [f"--{key}={value}" for key, value in run.settings.items()]
     with pytest.raises(SystemExit) as ended:
         FederatedCLI(args=["fit", "--config", str(CONFIGS / run.config), *settings, "--print_config"])
@@ -68,7 +68,7 @@ def test_files_know_the_settings_that_the_study_changes(method: str, capsys: pyt
 
 
 def test_those_that_wait_for_nobody_have_more_rounds() -> None:
-    runs = stragglers.STUDIES["fixed"].runs(1, 100, "cpu")
+    runs = stragglers.STUDIES["fixed"].runs([0], 100, "cpu")
     rounds = {
         name: (run.rounds, dict(run.overrides)["trainer.check_val_every_n_rounds"]) for name, (run,) in runs.items()
     }
@@ -79,7 +79,7 @@ def test_those_that_wait_for_nobody_have_more_rounds() -> None:
 
 def test_all_have_the_optimizer_that_is_said() -> None:
     """Files of ``configs/`` have rates and momenta of their own."""
-    runs = stragglers.STUDIES["fixed"].runs(1, 100, "cpu")
+    runs = stragglers.STUDIES["fixed"].runs([0], 100, "cpu")
     found = {
         name: tuple(dict(run.overrides)[f"optimizer.init_args.{part}"] for part in ("lr", "momentum"))
         for name, (run,) in runs.items()

@@ -8,8 +8,8 @@ import yaml
 
 from tools.papers import flss
 from tools.papers.experiments import Laboratory, Outcome, Run
-from tools.papers.kept import tabulate
-from tools.papers.study import Method, Study, accuracy_and_bytes, final, per_run, report_runs
+from tools.papers.kept import Quantity, read, tabulate
+from tools.papers.study import Method, Study, accuracy_and_bytes, final, per_run, report_runs, show
 
 EVALUATIONS = range(4, 161, 4)
 STUDY = Study(
@@ -44,7 +44,7 @@ def test_the_report_reproduces_the_table(tmp_path: Path) -> None:
     for name in ("fedavg", "scaffold"):
         (tmp_path / "configs" / f"{name}.yaml").write_text("")
     laboratory = Laboratory(tmp_path / "configs", tmp_path / "out")
-    runs = {name: group for name, group in STUDY.runs(2, 160, "cpu").items() if name != "longer"}
+    runs = {name: group for name, group in STUDY.runs([0, 1], 160, "cpu").items() if name != "longer"}
     results = {name: [leave(run, laboratory) for run in group] for name, group in runs.items()}
     report_runs("study", laboratory, runs)
     assert sorted(path.name for path in (tmp_path / "out" / "study").iterdir()) == ["01 FedAvg", "02 SCAFFOLD"]
@@ -63,13 +63,34 @@ def test_the_report_reproduces_the_table(tmp_path: Path) -> None:
 
 
 def test_a_method_may_have_rounds_of_its_own() -> None:
-    assert STUDY.runs(1, 160, "cpu")["longer"][0].rounds == 200
-    assert STUDY.runs(1, 5, "cpu")["longer"][0].rounds == 5  # a look
+    assert STUDY.runs([0], 160, "cpu")["longer"][0].rounds == 200
+    assert STUDY.runs([0], 5, "cpu")["longer"][0].rounds == 5  # a look
 
 
 def test_a_look_ends_the_warm_up_of_flss_early() -> None:
     """So that it projects, too."""
     warmup = "trainer.callbacks.init_args.warmup_rounds"
     study = flss.STUDIES["noise"]
-    lengths = [dict(study.runs(1, rounds, "cpu")["FLSS"][0].overrides)[warmup] for rounds in (160, 10)]
+    lengths = [dict(study.runs([0], rounds, "cpu")["FLSS"][0].overrides)[warmup] for rounds in (160, 10)]
     assert lengths == [80, 4]
+
+
+def test_some_methods_come_with_those_they_are_measured_by() -> None:
+    study = flss.STUDIES["parts"]
+    assert list(study.only(["R = 5"]).methods) == ["FLSS", "R = 5"]
+    assert study.only(None) is study
+    with pytest.raises(SystemExit, match=r"no method 'R = 6' in .*: one of FedAvg, FLSS, R = 5"):
+        study.only(["R = 6"])
+
+
+def test_a_part_of_a_study_is_told_with_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.papers.study.KEPT", tmp_path)
+    monkeypatch.setattr("tools.papers.claims.KEPT", tmp_path)
+    laboratory = Laboratory(tmp_path, tmp_path / "out")
+    whole = flss.options_of(["parts", "--keep"])
+    show("title", "study", {"x": Quantity({"A": [1.0, 2.0]})}, laboratory, whole)
+    part = flss.options_of(["parts", "--keep", "--first-seed", "2"])
+    table = show("title", "study", {"x": Quantity({"A": [6.0]})}, laboratory, part)
+    assert table.title == "title, seeds 0, 1, 2"
+    assert table.rows == [["A", "3.0 ± 2.6"]]
+    assert [(row.seed, row.value) for row in read(tmp_path / "study.csv")] == [(0, 1.0), (1, 2.0), (2, 6.0)]
