@@ -49,6 +49,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="also tell rounds, MB and seconds to a value, such as val_acc=0.9; may be repeated",
     )
     parser.add_argument("--x", choices=_AXES, default="round", help="what curves are drawn against at first")
+    parser.add_argument("--log", choices=("x", "y", "xy"), default="", help="which axes of curves are logarithmic")
     parser.add_argument("--names", nargs="+", default=[], help="a label for each group, in the order of the report")
     parser.add_argument("--title", default="", help="over the page (default: the groups)")
     parser.add_argument(
@@ -89,7 +90,7 @@ def write(options: argparse.Namespace) -> Path:
     comparison = compare(options.runs)
     if options.names:
         comparison = comparison.renamed(options.names)
-    report = Report.of(comparison, options.metric, options.target, options.x, options.title)
+    report = Report.of(comparison, options.metric, options.target, options.x, options.title, options.log)
     for note in report.notes:
         sys.stderr.write(f"lfl report: {note}\n")
     page = write_report(report, options.output)
@@ -143,7 +144,7 @@ def _one_of_each_first(report: Report) -> list[Path]:
 def draw(report: Report, folder: Path) -> dict[str, Path]:
     """Draw the figures of a report as PNG and SVG; returns the SVG files by what they show."""
     from lfl.report.curves import MOST_POINTS
-    from lfl.report.figures import clients_figure, curves_figure, save
+    from lfl.report.figures import clients_figure, costs_figure, curves_figure, save
 
     found = {}
     axes = sorted(report.axes, key=lambda axis: axis != report.axis)  # the one that was asked for comes first
@@ -155,9 +156,13 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
     }
     stem, groups = report.metric.replace("/", "_"), len(report.comparison.groups)
     for axis in axes:
-        figure = curves_figure(styled, report.metric, axis, groups)
+        figure = curves_figure(styled, report.metric, axis, groups, report.log)
         if figure is not None:
             found[f"{report.metric} against {axis}"] = save(figure, folder, f"{stem}_{axis}")[-1]
+    for axis in sorted(report.costs, key=lambda axis: axis != report.axis):
+        costs = {label: (report.costs[axis][label], report.styles[label]) for label in report.drawn}
+        figure = costs_figure(costs, report.targets, axis, groups)
+        found[f"targets against {axis}"] = save(figure, folder, f"targets_{axis}")[-1]
     metric, scopes = report.clients
     for scope, values in scopes.items():
         shown = {label: (values[label], report.styles[label]) for label in report.drawn if label in values}

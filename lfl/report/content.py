@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lfl.report.clients import client_values
+from lfl.report.costs import Costs, costs_of
 from lfl.report.curves import Curve, curve_of
 from lfl.report.groups import Comparison
 from lfl.report.metrics import AXES, Target, choose_metrics, names_of_metrics, parse_target
@@ -48,6 +49,7 @@ class Report:
         targets: what runs were to reach.
         axis: what curves are drawn against at first.
         title: over the page.
+        log: which axes of curves are logarithmic at first, of ``x`` and ``y``.
     """
 
     comparison: Comparison
@@ -55,10 +57,17 @@ class Report:
     targets: Sequence[Target] = ()
     axis: str = "round"
     title: str = ""
+    log: str = ""
 
     @classmethod
     def of(
-        cls, comparison: Comparison, metrics: Sequence[str], targets: Sequence[str], axis: str, title: str
+        cls,
+        comparison: Comparison,
+        metrics: Sequence[str],
+        targets: Sequence[str],
+        axis: str,
+        title: str,
+        log: str = "",
     ) -> Report:
         """Make a report of what was asked for, or of what is found.
 
@@ -67,7 +76,7 @@ class Report:
         """
         known = names_of_metrics(comparison.runs)
         parsed = [parse_target(text, known) for text in targets]
-        return cls(comparison, choose_metrics(comparison.runs, metrics), parsed, axis, title or _title(comparison))
+        return cls(comparison, choose_metrics(comparison.runs, metrics), parsed, axis, title or _title(comparison), log)
 
     @property
     def metric(self) -> str:
@@ -107,6 +116,11 @@ class Report:
     def axes(self) -> list[str]:
         """The axes that some curve has."""
         return [axis for axis in AXES if any(axis in c.axes for of in self.curves.values() for c in of.values())]
+
+    @cached_property
+    def costs(self) -> dict[str, dict[str, Costs]]:
+        """What targets cost, by axis and label; empty where none was reached."""
+        return costs_of(self.comparison.groups, self.targets)
 
     @cached_property
     def clients(self) -> tuple[str, dict[str, dict[str, np.ndarray]]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
+import statistics
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lfl.report.costs import Costs, spans_decades
 from lfl.report.curves import Curve
-from lfl.report.metrics import AXES
+from lfl.report.metrics import AXES, Target
 from lfl.report.styles import Style, shortened
 from lfl.storage.files import write_file
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
+_FEWEST_OF_BOX = 5  # runs: quartiles of fewer say less than the runs themselves
 # Of matplotlib, about figures that are written all the same: letters that its font lacks, no room for the axes.
 _HARMLESS = ("Glyph .* missing from", "Matplotlib currently does not support", "constrained_layout not applied")
 
@@ -42,7 +46,11 @@ def draw_band(axes: Axes, x: ArrayLike, mean: ArrayLike, low: ArrayLike, high: A
 
 
 def curves_figure(
-    curves: Mapping[str, tuple[Curve, Style]], metric: str, axis: str, groups: int | None = None
+    curves: Mapping[str, tuple[Curve, Style]],
+    metric: str,
+    axis: str,
+    groups: int | None = None,
+    log: str = "",
 ) -> Figure | None:
     """Draw a metric of groups, by label, against an axis of ``AXES``; None where no group has the axis.
 
@@ -51,6 +59,7 @@ def curves_figure(
         metric: its name.
         axis: the name of the axis.
         groups: how many groups there are, of which the figure says that some are not drawn; None for those drawn.
+        log: which axes are logarithmic, of ``x`` and ``y``.
     """
     figure, axes = _empty()
     labels = _shown(curves)
@@ -60,7 +69,8 @@ def curves_figure(
             draw_band(axes, *band, label=labels[label], linewidth=1.5, **_line(style))
     if not axes.lines:
         return None
-    axes.set(xlabel=AXES[axis], ylabel=metric)
+    scales = {f"{name}scale": "log" for name in log}
+    axes.set(xlabel=AXES[axis], ylabel=metric, **scales)
     _legend(figure, axes, groups)
     return figure
 
@@ -77,6 +87,46 @@ def clients_figure(values: Mapping[str, tuple[ArrayLike, Style]], metric: str, g
     axes.set(xlabel=f"{metric} of a client", ylabel="share of clients with at most that")
     _legend(figure, axes, groups)
     return figure
+
+
+def costs_figure(
+    costs: Mapping[str, tuple[Costs, Style]], targets: Sequence[Target], axis: str, groups: int | None = None
+) -> Figure:
+    """Draw what targets cost: for each target a box for each group, of the runs that reached it.
+
+    Fewer than five runs are points. Lines join the means of a group over the targets that all its runs reached. Args,
+    and what is drawn of many groups, are as for ``curves_figure``.
+    """
+    figure, axes = _empty()
+    labels = _shown(costs)
+    step = 0.8 / max(1, len(costs))
+    for number, (label, (of_group, style)) in enumerate(costs.items()):
+        places = [place + (number - (len(costs) - 1) / 2) * step for place in range(len(targets))]
+        reached = of_group.reached
+        means = [
+            statistics.mean(values) if values and not missed else math.nan
+            for values, missed in zip(reached, of_group.missed, strict=True)
+        ]
+        axes.plot(places, means, label=labels[label], linewidth=0.9, **_line(style))
+        for place, values in zip(places, reached, strict=True):
+            _draw_runs(axes, place, 0.7 * step, values, style.colour)
+    missed = [sum(of_group.missed[number] for of_group, _ in costs.values()) for number in range(len(targets))]
+    ticks = [f"{target}" + (f"\n({m} never)" if m else "") for target, m in zip(targets, missed, strict=True)]
+    axes.set_xticks(range(len(targets)), ticks)
+    is_log = spans_decades({label: of_group for label, (of_group, _) in costs.items()})
+    axes.set(ylabel=f"{AXES[axis]} until then", yscale="log" if is_log else "linear")
+    _legend(figure, axes, groups)
+    return figure
+
+
+def _draw_runs(axes: Axes, place: float, width: float, values: Sequence[float], colour: str) -> None:
+    """Draw the values of runs at a place: a box, or the few there are as points."""
+    if len(values) < _FEWEST_OF_BOX:
+        axes.plot([place] * len(values), values, "o", color=colour, markersize=3)
+        return
+    looks: dict[str, Any] = {f"{part}props": {"color": colour} for part in ("box", "whisker", "cap", "median")}
+    looks["flierprops"] = {"markeredgecolor": colour, "markersize": 3}
+    axes.boxplot(values, positions=[place], widths=width, manage_ticks=False, **looks)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -118,7 +168,7 @@ def _empty() -> tuple[Figure, Axes]:
 def _legend(figure: Figure, axes: Axes, groups: int | None) -> None:
     """Within the axes for a few groups; beside them for more, which would hide the curves, or for long labels."""
     labels = axes.get_legend_handles_labels()[1]
-    count = len(axes.lines)
+    count = len(labels)
     if groups is not None and count < groups:
         axes.set_title(f"{count} of {groups} groups", loc="right", fontsize="small")
     if count > 6 or max(map(len, labels), default=0) > 30:

@@ -25,7 +25,8 @@ def test_a_report_has_a_page_tables_and_figures(tmp_path: Path, capsys: pytest.C
     }
     axes = ("round", "mb", "mb_up", "mb_down", "sim", "seconds")
     figures = {path.name for path in (output / "figures").iterdir()}
-    assert figures == {f"val_acc_{axis}.{suffix}" for axis in axes for suffix in ("png", "svg")}
+    shown = ("val_acc", "targets")
+    assert figures == {f"{name}_{axis}.{suffix}" for name in shown for axis in axes for suffix in ("png", "svg")}
     with (output / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["group"] for row in rows] == ["FedAvg", "Proximal"]
@@ -36,11 +37,14 @@ def test_a_report_has_a_page_tables_and_figures(tmp_path: Path, capsys: pytest.C
 
 def test_names_metric_and_axis(tmp_path: Path) -> None:
     make_comparison(tmp_path / "runs")
-    options = ["--metric", "train/loss", "--x", "sim", "--names", "ours", "theirs"]
+    options = ["--metric", "train/loss", "--x", "sim", "--log", "y", "--names", "ours", "theirs"]
     main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out"), *options])
     text = (tmp_path / "out" / "report.md").read_text()
     assert "# ours · theirs" in text
     assert text.index("train_loss_sim.png") < text.index("train_loss_round.png")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert 'id="logy" checked' in page
+    assert 'id="logx" checked' not in page
 
 
 def test_without_plotly_the_page_has_pictures(

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from lfl.report.costs import Costs
 from lfl.report.curves import Curve
-from lfl.report.figures import clients_figure, curves_figure, draw_band, save
+from lfl.report.figures import clients_figure, costs_figure, curves_figure, draw_band, save
+from lfl.report.metrics import Target
 from lfl.report.styles import style_of
 
 
@@ -32,6 +34,30 @@ def test_curves_are_drawn_in_their_styles_against_an_axis() -> None:
     assert axes.lines[0].get_xdata().tolist() == [3.0, 6.0, 12.0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("MB up and down", "val_acc")
     assert curves_figure(curves, "val_acc", "sim") is None
+
+
+def test_axes_may_be_logarithmic() -> None:
+    figure = curves_figure({"FedAvg": (curve(), style_of(0))}, "val_loss", "round", log="y")
+    assert figure is not None
+    assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("linear", "log")
+
+
+def test_costs_of_targets_are_boxes_or_points_and_means_joined() -> None:
+    """A mean over those that got there would flatter, so that the line leaves out what not all runs reached."""
+    targets = [Target("val_acc", 0.5, 1), Target("val_acc", 0.9, 1)]
+    costs = {
+        "FedAvg": (Costs([[2.0, 4.0], [6.0, np.inf]]), style_of(0)),
+        "FLSS": (Costs([[1.0, 2.0, 3.0, 4.0, 5.0], [50.0] * 5]), style_of(1)),
+    }
+    (axes,) = costs_figure(costs, targets, "mb_up").axes
+    means = {line.get_label(): line.get_ydata() for line in axes.lines if not str(line.get_label()).startswith("_")}
+    np.testing.assert_array_equal(means["FedAvg"], [3.0, np.nan])
+    np.testing.assert_array_equal(means["FLSS"], [3.0, 50.0])
+    points = [line.get_ydata() for line in axes.lines if line.get_marker() == "o" and line.get_color() == "#0072b2"]
+    assert [list(values) for values in points] == [[2.0, 4.0], [6.0]]
+    assert (axes.get_ylabel(), axes.get_yscale()) == ("MB up until then", "log")
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks == ["val_acc ≥ 0.5", "val_acc ≥ 0.9\n(1 never)"]
 
 
 def test_clients_are_drawn_as_shares() -> None:

@@ -41,6 +41,8 @@ def test_data_of_the_page_are_the_curves(tmp_path: Path) -> None:
             "seconds": [0.5, 1.5, 2.0],
         },
     }
+    assert data["targets"] == ["val_acc ≥ 0.7"]
+    assert data["costs"]["mb"] == {"FedAvg": [[]], "Proximal": [[18, 18]]}
     assert data["partitions"] == [{"run": "FedAvg, fedavg/run_000", "counts": [[3, 1, 0], [0, 2, 5]]}]
 
 
@@ -104,4 +106,5 @@ def test_a_browser_draws_it_without_errors_and_without_a_network(tmp_path: Path)
     assert 'data-drawn="true"' in done.stdout
     assert done.stdout.count('class="scatterlayer') >= 1
     assert done.stdout.count('class="heatmaplayer') >= 1
+    assert 'class="boxlayer' in done.stdout
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

@@ -79,6 +79,25 @@ function drawCurves() {
   plot(by("curves"), traces, layout(data.titles[axis], metric, { xaxis: { ...kind("logx"), ...bounds }, yaxis: kind("logy") }));
 }
 
+/* A box, or points, for each group at each target. */
+function drawCosts() {
+  if (!by("costs")) return;
+  const axis = by("costaxis").value, traces = [];
+  for (const group of drawnGroups()) {
+    const of = data.costs[axis][group.label];
+    const few = Math.max(...of.map((values) => values.length)) < 5;
+    traces.push({
+      type: "box", name: group.label, x: of.flatMap((values, number) => values.map(() => data.targets[number])), y: of.flat(),
+      boxpoints: few ? "all" : "outliers", pointpos: 0, jitter: 0.2, marker: { color: group.colour, size: few ? 7 : 4 },
+      line: { color: few ? "rgba(0,0,0,0)" : group.colour, width: 1.5 }, fillcolor: few ? "rgba(0,0,0,0)" : faded(group.colour),
+      hovertemplate: `<b>%{fullData.name}</b><br>${data.titles[axis]} %{y:,.4~g}<extra></extra>`,
+    });
+  }
+  const order = { type: "category", categoryorder: "array", categoryarray: data.targets };
+  const scale = data.decades.includes(axis) ? { type: "log" } : { rangemode: "tozero" };
+  plot(by("costs"), traces, layout("", `${data.titles[axis]} until then`, { boxmode: "group", xaxis: order, yaxis: scale }));
+}
+
 function drawClients() {
   for (const place of document.querySelectorAll(".histogram")) {
     const found = data.clients.scopes[place.dataset.scope], traces = [];
@@ -121,10 +140,15 @@ async function start() {
   const curves = Object.values(data.curves).flatMap(Object.values);
   fill("metric", data.metrics.map((metric) => [metric, metric]), data.metrics[0]);
   fill("axis", Object.entries(data.titles).filter(([axis]) => curves.some((curve) => axis in curve.axes)), data.axis);
+  if (by("costs")) {
+    const axes = Object.keys(data.costs);
+    fill("costaxis", axes.map((axis) => [axis, data.titles[axis]]), axes.includes(data.axis) ? data.axis : axes[0]);
+    by("costaxis").addEventListener("change", drawCosts);
+  }
   by("bandbox").hidden = !curves.some((curve) => curve.low);
   await inflate();
   for (const id of ["metric", "axis", "logx", "logy", "bands"]) by(id).addEventListener("change", drawCurves);
-  const drawGroups = () => { drawLegends(); drawCurves(); drawClients(); };
+  const drawGroups = () => { drawLegends(); drawCurves(); drawCosts(); drawClients(); };
   rows().forEach((box) => box.addEventListener("change", drawGroups));
   for (const id of ["all", "none"]) {
     by(id).addEventListener("click", () => { rows().forEach((box) => { box.checked = id === "all"; }); drawGroups(); });
