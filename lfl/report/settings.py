@@ -17,6 +17,8 @@ PLAIN = "FedAvg"  # what runs without algorithms in their stack
 OBSERVERS = frozenset(
     {"AveragedEvaluation", "ClientEvaluation", "Diagnostics", "FeaturePictures", "SystemPictures", "TrajectoryPictures"}
 )
+# What an observer does to a copy of the model before it looks: runs that differ in it have other numbers.
+_MEASURING = {"ClientEvaluation": ("fine_tune",)}
 # Where a run's files lie and how it is shown: no matter of its numbers.
 _OUTSIDE = (
     "ckpt_path",
@@ -34,7 +36,8 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Setting]:
     """The settings of a ``config.yaml`` by dotted names, without ``class_path`` and ``init_args`` in them.
 
     A class is a setting of its own, beside its arguments. What is in a list of classes is named by its class, the
-    second of one class with a number. Seeds are among them; where files go, and callbacks that only observe, are not.
+    second of one class with a number. Seeds are among them; where files go, and callbacks that only observe, are not,
+    but for what these do to a copy of the model before they look at it.
 
     >>> flatten({"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}})
     {'optimizer': 'torch.optim.SGD', 'optimizer.lr': 0.1}
@@ -196,6 +199,10 @@ def _callbacks(stack: Sequence[Any]) -> Iterator[tuple[str, Setting]]:
     algorithms = [name for name in classes if name not in lightning] or [PLAIN]
     yield METHOD, " + ".join([*algorithms, *lightning])
     yield from _entries(kept, METHOD)
+    for entry in (entry for entry in stack if isinstance(entry, Mapping)):
+        name, arguments = _class_of(entry).rpartition(".")[2], _arguments(entry)
+        for argument in (argument for argument in _MEASURING.get(name, ()) if argument in arguments):
+            yield from _walk(arguments[argument], f"{METHOD}.{name}.{argument}")
 
 
 def _entries(entries: Sequence[Any], key: str) -> Iterator[tuple[str, Setting]]:

@@ -85,3 +85,15 @@ def test_no_two_labels_are_equal() -> None:
 
 def test_short_names_do_not_meet_what_is_reserved() -> None:
     assert short_names(["data.round"], reserved=["round"]) == {"data.round": "data.round"}
+
+
+def test_fine_tuning_before_an_evaluation_is_a_setting() -> None:
+    """The accuracies of clients are other ones with it, though the run is the same."""
+    evaluations = [
+        {"class_path": "lfl.callbacks.ClientEvaluation", "init_args": {"every_n_rounds": n, "fine_tune": tuned}}
+        for n, tuned in ((5, None), (10, [{"parameters": ["head.*"], "epochs": 10}]))
+    ]
+    plain, tuned = (flatten({"trainer": {"callbacks": [evaluation]}}) for evaluation in evaluations)
+    assert plain == {"trainer.callbacks": "FedAvg", "trainer.callbacks.ClientEvaluation.fine_tune": None}
+    assert tuned["trainer.callbacks.ClientEvaluation.fine_tune.0.epochs"] == 10
+    assert "trainer.callbacks.ClientEvaluation.fine_tune" in differing([plain, tuned])

@@ -9,6 +9,8 @@
 - ssf-noiseless: the same with whole batches and no noise, where only the right control reaches the optimum.
 - ssgd-fig2, ssgd-fig3: robust regression of "Communication-efficient Subspace Methods for High-dimensional Federated
   Learning": simulated uplink time to a small gradient, with time sharing and with channel sharing.
+- ssgd-step-12.5, -6.25, -3.125, ssgd-squared, ssgd-std: the first of them with one step for all methods, and with other
+  readings of the problem.
 - srpfl-speedup: linear representations of "Straggler-Resilient Personalized Federated Learning": simulated time of
   FedRep and FedRep-SRPFL to a distance from the optimum, for 16 to 1,024 clients.
 

@@ -7,22 +7,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tools.papers.experiments import Laboratory, Outcome, Run
 from tools.papers.kept import Number, Quantity, numbers_of
+from tools.papers.study import report_runs
 from tools.papers.summaries import three_digits
 from tools.papers.verdicts import short
 from tools.table import Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NORM, LOSS, TIME = "val_relative_gradient_norm", "val_loss", "sim/uplink_time"
 BYTES = "comm/total_up_bytes"
 LEVELS = (0.4, 0.3, 0.2, 0.1)
 LOSS_LIMIT = 0.4  # 0.26 at the start; beyond it the bounded loss is flat, and its gradient small for nothing
 RATES = tuple(400 / 2**k for k in range(14))
+_STEPS = (12.5, 6.25, 3.125)  # the tuned ones of those that the paper says are fast
 _ARGUMENTS = "trainer.callbacks.init_args"
 _INDEX_BITS, _FLOAT_BITS = 10, 64  # of one of 1,000 coordinates
 _FREE = _FLOAT_BITS / (_FLOAT_BITS + _INDEX_BITS)
@@ -170,19 +169,24 @@ class Times:
         """Rounds, one number a seed; inf where the level was not reached."""
         return [math.inf if (n := crossing(o, level)) is None else n for o in self.outcomes[case]]
 
+    @property
+    def methods(self) -> list[Method]:
+        """The methods of all cases."""
+        return list(dict.fromkeys(case.method for case in self.outcomes))
+
     def numbers(self, sizes: Sequence[int | None]) -> list[Number]:
         """Uplink time and rounds to all levels, for each number of coordinates."""
         found = []
         for size in sizes:
-            cases = {method.name: case_of(method, size) for method in METHODS}
+            cases = {method.name: case_of(method, size) for method in self.methods}
             quantities = {
                 f"s to {level:g}": Quantity({name: self.seconds(case, level) for name, case in cases.items()})
                 for level in LEVELS
             }
-            # A coordinate of the paper is so long that its index costs nothing beside it.
-            free = [_FREE * value for value in self.seconds(cases[TOPK.name], LEVELS[-1])]
             found += numbers_of(quantities, sharing(size))
-            found += numbers_of({f"s to {LEVELS[-1]:g}": Quantity({INDICES_FREE: free})}, sharing(size))
+            if TOPK in self.methods:  # a coordinate of the paper is so long that its index costs nothing beside it
+                free = [_FREE * value for value in self.seconds(cases[TOPK.name], LEVELS[-1])]
+                found += numbers_of({f"s to {LEVELS[-1]:g}": Quantity({INDICES_FREE: free})}, sharing(size))
             counts = {name: self.counts(case, LEVELS[-1]) for name, case in cases.items()}
             found += numbers_of({f"rounds to {LEVELS[-1]:g}": Quantity(counts)}, sharing(size))
         return found
@@ -200,6 +204,8 @@ class TimeFigure:
         overrides: what else is changed in the files.
         quick_sizes: those of a quick look.
         seeds: runs of every case.
+        methods: that are run.
+        rates: step sizes to choose from, descending; one is taken by all.
     """
 
     title: str
@@ -209,6 +215,8 @@ class TimeFigure:
     overrides: tuple[tuple[str, object], ...] = ()
     quick_sizes: Sequence[int | None] = (None,)
     seeds: int = 10
+    methods: Sequence[Method] = METHODS
+    rates: Sequence[float] = RATES
 
     def run(self, case: Case, rate: float, seed: int, rounds: int) -> Run:
         """One run, which ends when the last level is reached."""
@@ -216,7 +224,7 @@ class TimeFigure:
             ("model.init_args.lr", rate),
             *self.overrides,
             *case.method.overrides(case.coordinates),
-            ("trainer.callbacks+", "tools.papers.stopping.StopAtGradientNorm"),
+            ("trainer.callbacks+", "tools.papers.stopping.GradientNormEarlyStopping"),
             (f"{_ARGUMENTS}.norm", LEVELS[-1]),
             (f"{_ARGUMENTS}.loss", LOSS_LIMIT),
         ]
@@ -225,19 +233,30 @@ class TimeFigure:
     def reproduce(
         self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
     ) -> tuple[Table, list[Number]]:
-        """Tune, make the runs, draw the figure; give the table and the numbers."""
+        """Tune, make the runs and their reports; give the table and the numbers.
+
+        The reports, one for each number of coordinates, are in folders that begin with the name of ``figure``.
+        """
         seeds = seeds or (2 if quick else self.seeds)
         sizes = self.quick_sizes if quick else self.sizes
-        cases = list(dict.fromkeys(case_of(method, size) for size in sizes for method in METHODS))
+        cases = list(dict.fromkeys(case_of(method, size) for size in sizes for method in self.methods))
         caps = {case: rounds or (60 if quick else self.rounds[case.coordinates]) for case in cases}
-        searches = {case: Search((25.0,) if quick else RATES, caps[case]) for case in cases}
+        searches = {case: Search((25.0,) if quick else self.rates, caps[case]) for case in cases}
         self.tune(laboratory, searches, self.tuning_seeds[:1] if quick else self.tuning_seeds)
         rates = {case: search.best for case, search in searches.items()}
         runs = {case: [self.run(case, rates[case], seed, caps[case]) for seed in range(seeds)] for case in cases}
         found = laboratory.outcomes(run for group in runs.values() for run in group)
         times = Times({case: [found[run] for run in group] for case, group in runs.items()})
-        plot(times, sizes, figure)
+        for size in sizes:
+            self.report(figure.stem, size, laboratory, runs)
         return self.tabulate(times, rates, caps, seeds), times.numbers(sizes)
+
+    def report(self, name: str, size: int | None, laboratory: Laboratory, runs: Mapping[Case, Sequence[Run]]) -> Path:
+        """Make the report of all methods with one number of coordinates."""
+        by_method = {method.name: runs[case_of(method, size)] for method in self.methods}
+        targets = [option for level in LEVELS for option in ("--target", f"{NORM}<={level:g}")]
+        looks = ["--metric", NORM, "--x", "sim", "--log", "xy", *targets]
+        return report_runs(name if size is None else f"{name}-{size}", laboratory, by_method, looks)
 
     def tune(self, laboratory: Laboratory, searches: Mapping[Case, Search], seeds: Sequence[int]) -> None:
         """Run all searches to their ends, a step of each at a time."""
@@ -305,57 +324,22 @@ def spread(seconds: Sequence[float]) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def plot(times: Times, sizes: Sequence[int | None], path: Path) -> None:
-    """Draw the first seed's norm against rounds (above), box plots of uplink times (below), a column for each size."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * len(sizes), 8), layout="constrained")
-    grid = figure.subplots(2, len(sizes), squeeze=False)
-    for above, below, size in zip(grid[0], grid[1], sizes, strict=True):
-        cases = [case_of(method, size) for method in METHODS]
-        for case in cases:
-            curve = times.outcomes[case][0].series[NORM]
-            above.plot(list(curve), list(curve.values()), label=case.method.name, linewidth=0.8)
-        above.set(title=sharing(size), xlabel="round", ylabel="relative gradient norm", xscale="log", yscale="log")
-        above.grid(alpha=0.3)
-        above.legend(fontsize="x-small")
-        draw_boxes(below, times, cases)
-    figure.savefig(path, dpi=150)
+def time_sharing(title: str, seeds: int = 10, **changed: Any) -> TimeFigure:
+    """The setting of Figure 2, with something changed."""
+    return TimeFigure(f"FL-SSGD, {title} (time sharing)", (None,), {None: 8000}, (1000, 1001), seeds=seeds, **changed)
 
 
-def draw_boxes(axes: Axes, times: Times, cases: Sequence[Case]) -> None:
-    """Draw a group of boxes for each level, one box for each method in the colours of the curves.
-
-    Averages of those that all runs reached are connected by lines, as in the paper.
-    """
-    for position, case in enumerate(cases):
-        reached = [[value for value in times.seconds(case, level) if math.isfinite(value)] for level in LEVELS]
-        groups = [group for group, values in enumerate(reached) if values]
-        if not groups:
-            continue
-        colour = {"color": f"C{position}"}
-        places = [group + (position - (len(cases) - 1) / 2) * 0.16 for group in groups]
-        means = [statistics.mean(times.seconds(case, LEVELS[group])) for group in groups]
-        axes.plot(places, [m if math.isfinite(m) else math.nan for m in means], f"C{position}-", linewidth=0.8)
-        axes.boxplot(
-            [reached[group] for group in groups],
-            positions=places,
-            widths=0.1,
-            manage_ticks=False,
-            boxprops=colour,
-            whiskerprops=colour,
-            capprops=colour,
-            medianprops=colour,
-            flierprops={"markeredgecolor": f"C{position}", "markersize": 3},
-        )
-        axes.set(yscale="log")
-    axes.set_xticks(range(len(LEVELS)), [f"{level:g}" for level in LEVELS])
-    axes.set(xlabel="relative gradient norm", ylabel="uplink time, s")
-    axes.grid(alpha=0.3)
-
-
+_SUBSPACES = (FEDAVG, SSGD, SSVRG, TOPK)
 TARGETS = {
-    "ssgd-fig2": TimeFigure("FL-SSGD, Fig. 2 (time sharing)", (None,), {None: 8000}, (1000, 1001)),
+    "ssgd-fig2": time_sharing("Fig. 2", seeds=100),
+    **{f"ssgd-step-{rate:g}": time_sharing(f"Fig. 2a, a step of {rate:g} for all", rates=(rate,)) for rate in _STEPS},
+    # Other readings of the paper's problem.
+    "ssgd-squared": time_sharing(
+        "the loss squared", methods=_SUBSPACES, overrides=(("model.init_args.squared", True),)
+    ),
+    "ssgd-std": time_sharing(
+        "noise by standard deviations", methods=_SUBSPACES, overrides=(("data.init_args.noise", "std"),)
+    ),
     "ssgd-fig3": TimeFigure(
         "FL-SSGD, Fig. 3 (channel sharing)",
         (16, 40, 200, 1000),

@@ -9,7 +9,7 @@ from lfl.federation import Federation
 from lfl.round import Round
 
 
-class StopAtGradientNorm(FederatedCallback):
+class GradientNormEarlyStopping(FederatedCallback):
     """Stops when the relative norm is down to ``norm``, or when x has left the region where that means anything.
 
     Tukey's loss is bounded: far away it is flat, and a run that diverges ends with a small gradient too.

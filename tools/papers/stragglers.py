@@ -22,17 +22,22 @@ for all C. Those that do not wait are trained for each C, as it decides whose up
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
+import shutil
 import statistics
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.papers.experiments import Outcome
+import yaml
+
+from lfl.storage.folders import CONFIG_FILE, METRICS_FILE
+from tools.papers.experiments import Laboratory, Outcome, Run
 from tools.papers.kept import Quantities, Quantity
-from tools.papers.study import Method, Overrides, Results, Study, parse, partitioned, run_studies
+from tools.papers.study import Method, Overrides, Results, Study, parse, partitioned, report_folders, run_studies
 
 ACCURACY, TIME = "personal/val_acc", "sim/time"
 COMMUNICATION = (0.0, 1.0, 10.0)
@@ -153,29 +158,49 @@ def seconds_to(race: Race, target: float) -> dict[str, list[float]]:
     return {name: [math.inf if hit is None else hit for hit in values] for name, values in hits.items()}
 
 
-def draw(results: Results, path: Path) -> None:
-    """Draw accuracy against simulated time, a panel for each C: means over seeds.
+_LOOKS = ["--metric", ACCURACY, "--x", "sim", "--log", "x"]
+_LOOKS += [option for target in TARGETS for option in ("--target", f"{ACCURACY}={target / 100:g}")]
 
-    Those that begin with the fastest are dashed, in the colour of what they are without that.
+
+def report(name: str, laboratory: Laboratory, runs: Mapping[str, Sequence[Run]]) -> None:
+    """Make a report for each C, of the runs that have it and of those that have it when it is added."""
+    for communication in COMMUNICATION:
+        folders: dict[str, dict[int, Path]] = {}
+        for key, group in runs.items():
+            method, _, own = key.partition(", C = ")
+            if own and float(own) != communication:
+                continue
+            seconds = 0.0 if own else communication
+            folders[method] = {run.seed: delayed(laboratory.folder(run), seconds) for run in group}
+        report_folders(laboratory.output / f"{name}-{communication:g}", folders, _LOOKS)
+
+
+def delayed(folder: Path, seconds: float) -> Path:
+    """The folder of a run as it would be with so many seconds of communication in a round; its own for none.
+
+    Args:
+        folder: where the run's own folder is.
+        seconds: C, which a run whose server waits adds to each of its rounds, and which changes nothing else in it.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 5), layout="constrained")
-    for axes, communication in zip(figure.subplots(1, len(COMMUNICATION), sharey=True), COMMUNICATION, strict=True):
-        race = Race.of(results, communication)
-        plain = list(dict.fromkeys(PAIRS.get(name, name) for name in race.curves))
-        for name, curves in race.curves.items():
-            times, values = (
-                [statistics.mean(column) for column in zip(*rows, strict=False)]  # as long as all runs last
-                for rows in ([curve.times for curve in curves], [curve.accuracies for curve in curves])
-            )
-            colour = f"C{plain.index(PAIRS.get(name, name))}"
-            axes.plot(times, values, "--" if name in PAIRS else "-", color=colour, label=name)
-        axes.set(title=f"C = {communication:g}", xlabel="simulated time, s", xscale="log")
-        axes.grid(alpha=0.3)
-    figure.axes[0].set(ylabel="personal accuracy, %")
-    figure.axes[0].legend(fontsize="x-small")
-    figure.savefig(path, dpi=150)
+    if not seconds:
+        return folder
+    copy = folder.with_name(f"{folder.name}_{seconds:g}")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    for path in copy.rglob(METRICS_FILE):
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            row[TIME] = repr(float(row[TIME]) + seconds * int(row["round"]))
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    for path in copy.rglob(CONFIG_FILE):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config["trainer"]["system"]["init_args"]["communication"] = seconds
+        path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return copy
 
 
 _EVALUATION = "lfl.callbacks.ClientEvaluation"
@@ -267,7 +292,7 @@ def study(speeds: str, participants: int) -> Study:
         evaluate_every=_EVERY,
         metrics=(ACCURACY, TIME),
         measure=measure,
-        draw=draw,
+        report=report,
         needs=(_CLOCK,),
     )
 

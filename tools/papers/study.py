@@ -21,9 +21,44 @@ from tools.table import Table
 
 UP = ("comm/total_up_bytes",)
 BOTH_WAYS = (*UP, "comm/total_down_bytes")
+_LOOKS = ("--metric", "val_acc")
 
 Overrides = tuple[tuple[str, object], ...]
 Results = Mapping[str, Sequence[Outcome]]
+
+
+def report_runs(
+    name: str, laboratory: Laboratory, runs: Mapping[str, Sequence[Run]], looks: Sequence[str] = _LOOKS
+) -> Path:
+    """Make the report of a study's runs, with their figures.
+
+    Args:
+        name: of the study.
+        laboratory: has made them.
+        runs: by method.
+        looks: options of ``lfl report``.
+    """
+    folders = {method: {run.seed: laboratory.folder(run) for run in group} for method, group in runs.items()}
+    return report_folders(laboratory.output / name, folders, looks)
+
+
+def report_folders(linked: Path, folders: Mapping[str, Mapping[int, Path]], looks: Sequence[str]) -> Path:
+    """Make a report of runs that get names which people can read: ``LINKED/NUMBER METHOD/seed=S`` leads to each.
+
+    Args:
+        linked: the folder of those names; the report is in one beside it, ``LINKED-report``.
+        folders: of the runs, by method and seed.
+        looks: options of ``lfl report``.
+    """
+    shutil.rmtree(linked, ignore_errors=True)
+    for number, (method, by_seed) in enumerate(folders.items(), 1):
+        for seed, folder in by_seed.items():
+            link = linked / f"{number:02d} {method}" / f"seed={seed}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(folder, link.parent), target_is_directory=True)
+    output = linked.with_name(f"{linked.name}-report")
+    options = [str(linked), "--output", str(output), *looks, "--names", *folders]
+    return lfl_report.write(lfl_report.options_of(options))
 
 
 @dataclass(frozen=True)
@@ -57,7 +92,7 @@ class Study:
         evaluate_every: rounds between evaluations, likewise.
         metrics: what is kept; the first is the accuracy.
         measure: from results to the quantities of its table.
-        draw: draws a figure of the study's own; None for those of ``lfl report``.
+        report: makes the study's reports, of its name, by the laboratory that has made its runs, by method.
         needs: the methods that ``measure`` compares the others with.
     """
 
@@ -68,7 +103,7 @@ class Study:
     evaluate_every: int
     metrics: tuple[str, ...]
     measure: Callable[[Results], Quantities]
-    draw: Callable[[Results, Path], None] | None = None
+    report: Callable[[str, Laboratory, Mapping[str, Sequence[Run]]], object] = report_runs
     needs: tuple[str, ...] = ()
 
     def only(self, methods: Sequence[str] | None) -> Study:
@@ -158,28 +193,6 @@ def accuracy_and_bytes(results: Results) -> Quantities:
     }
 
 
-def report_runs(name: str, laboratory: Laboratory, runs: Mapping[str, Sequence[Run]]) -> Path:
-    """Make the report of a study's runs, with their figures.
-
-    The runs get names that people can read: ``NAME/NUMBER METHOD/seed=S`` in the output folder leads to each.
-
-    Args:
-        name: of the study.
-        laboratory: has made them.
-        runs: by method.
-    """
-    linked = laboratory.output / name
-    shutil.rmtree(linked, ignore_errors=True)
-    for number, (method, group) in enumerate(runs.items(), 1):
-        for run in group:
-            link = linked / f"{number:02d} {method}" / f"seed={run.seed}"
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(os.path.relpath(laboratory.folder(run), link.parent), target_is_directory=True)
-    output = laboratory.output / f"{name}-report"
-    options = [str(linked), "--output", str(output), "--metric", "val_acc", "--names", *runs]
-    return lfl_report.write(lfl_report.options_of(options))
-
-
 def show(title: str, name: str, quantities: Quantities, laboratory: Laboratory, options: argparse.Namespace) -> Table:
     """Show and write the table and the claims of a study; returns the table.
 
@@ -202,12 +215,9 @@ def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.N
     rounds, count = extent(options, study.rounds, 3, quick_rounds=10)
     seeds = range(options.first_seed, options.first_seed + count)
     runs = study.runs(seeds, rounds, options.accelerator)
-    results = laboratory.by_group(runs)
-    show(f"{study.title}; {rounds} rounds, {options.accelerator}", name, study.measure(results), laboratory, options)
-    if study.draw is not None:
-        study.draw(results, laboratory.output / f"{name}.png")
-    else:
-        report_runs(name, laboratory, runs)
+    quantities = study.measure(laboratory.by_group(runs))
+    show(f"{study.title}; {rounds} rounds, {options.accelerator}", name, quantities, laboratory, options)
+    study.report(name, laboratory, runs)
 
 
 def parse(

@@ -96,4 +96,22 @@ def test_quick_study(tmp_path: Path) -> None:
     stragglers.main(["fixed", "--quick", "--rounds", "5", "--output", str(tmp_path)])
     with (tmp_path / "stragglers-fixed.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 13
-    assert (tmp_path / "stragglers-fixed.png").read_bytes().startswith(b"\x89PNG")
+    first = {}
+    for communication in (0, 10):
+        folder = tmp_path / f"stragglers-fixed-{communication}-report"
+        with (folder / "curves.csv").open(newline="") as file:
+            first[communication] = next(row for row in csv.DictReader(file) if row["group"] == "FedRep")
+        assert (folder / "figures" / "personal_val_acc_sim.png").exists()
+    assert float(first[10]["sim"]) == pytest.approx(float(first[0]["sim"]) + 10 * int(first[0]["round"]))
+
+
+def test_a_run_is_told_as_it_would_be_with_communication(tmp_path: Path) -> None:
+    run = tmp_path / "run" / "run_000"
+    run.mkdir(parents=True)
+    (run / "metrics.csv").write_text("round,sim/time,val_acc\n1,2.5,\n2,0.1,0.5\n")
+    (run / "config.yaml").write_text("trainer:\n  system:\n    init_args:\n      communication: 0.0\n")
+    assert stragglers.delayed(tmp_path / "run", 0.0) == tmp_path / "run"
+    copy = stragglers.delayed(tmp_path / "run", 10.0) / "run_000"
+    assert (copy / "metrics.csv").read_text() == "round,sim/time,val_acc\n1,12.5,\n2,20.1,0.5\n"
+    assert "communication: 10.0" in (copy / "config.yaml").read_text()
+    assert "2,0.1," in (run / "metrics.csv").read_text()
