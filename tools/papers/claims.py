@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ class Claim:
         words: the paper's own.
         setting: what was run here, and how it differs from what the paper ran.
         rule: how numbers decide it; see ``verdicts.decide``.
-        study: the file of those numbers, without its ending; empty for none.
+        study: the files of those numbers, without their endings, with a space between; empty for none. Of several the
+            names are the settings.
         command: makes that file; empty for none.
         cost: what it would take to test it; empty where it was.
     """
@@ -41,20 +42,31 @@ class Claim:
     command: str = ""
     cost: str = ""
 
-    def decision(self, numbers: Numbers | None = None) -> Decision:
-        """What numbers say of it; those that are kept, for None. A study that has left none decides nothing."""
-        path = KEPT / f"{self.study}.csv"
-        if numbers is None and self.study and not path.exists():
-            return Decision(Verdict.OPEN, "")
-        if numbers is None:
-            numbers = kept(path) if self.study else Numbers([])
-        return decide(self.rule, numbers)
+    @property
+    def studies(self) -> list[str]:
+        """The names of the studies whose numbers decide it."""
+        return self.study.split()
+
+    def decision(self, fresh: Mapping[str, Sequence[Number]] | None = None) -> Decision:
+        """What numbers say of it; a study that has left none decides nothing.
+
+        Args:
+            fresh: numbers of studies by name, to be taken in place of those that are kept.
+        """
+        rows: list[Number] = []
+        for study in self.studies:
+            own = (fresh or {}).get(study) or kept(study)
+            if not own:
+                return Decision(Verdict.OPEN, "")
+            rows += own if len(self.studies) == 1 else [replace(row, setting=study) for row in own]
+        return decide(self.rule, Numbers(rows))
 
 
 @cache
-def kept(path: Path) -> Numbers:
-    """The kept numbers of a study."""
-    return Numbers(read(path))
+def kept(study: str) -> Sequence[Number]:
+    """The kept numbers of a study; none if it has left none."""
+    path = KEPT / f"{study}.csv"
+    return read(path) if path.exists() else []
 
 
 def claims_of(paper: str) -> list[Claim]:
@@ -72,8 +84,8 @@ def decided_by(study: str, numbers: Sequence[Number]) -> Table:
     table = Table("What the paper says", ["claim", "here", "numbers"])
     for paper in PAPERS:
         for claim in claims_of(paper):
-            if claim.study == study:
-                decision = claim.decision(Numbers(numbers))
+            if study in claim.studies:
+                decision = claim.decision({study: numbers})
                 table.add(f"{claim.place}: {claim.words.strip()}", decision.verdict, decision.numbers)
     return table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.papers import claims_page, reproduce, ssf_networks
-from tools.papers.claims import PAPERS, claims_of, decided_by, publish
+from tools.papers.claims import PAPERS, Claim, claims_of, decided_by, publish
 from tools.papers.grids import grids
 from tools.papers.kept import KEPT, Number, read
 from tools.papers.verdicts import Verdict
@@ -47,7 +47,7 @@ def test_claims_are_whole(paper: str) -> None:
 
 def test_kept_numbers_are_of_claims() -> None:
     """A file that nothing is decided by would only grow old."""
-    used = {claim.study for paper in PAPERS for claim in claims_of(paper)}
+    used = {study for paper in PAPERS for claim in claims_of(paper) for study in claim.studies}
     assert used >= {path.stem for path in KEPT.glob("*.csv")} - {"communication"}
 
 
@@ -55,8 +55,22 @@ def test_studies_that_are_named_exist() -> None:
     """Those that have not been run yet, too: a wrong name would be taken for one of them."""
     names = {path.stem for path, _ in grids()} | {f"ssf-{name}" for name in ssf_networks.STUDIES}
     names |= {*reproduce.TARGETS, "compare"}
-    used = {claim.study for paper in PAPERS for claim in claims_of(paper)} - {""}
+    used = {study for paper in PAPERS for claim in claims_of(paper) for study in claim.studies}
     assert used <= names
+
+
+def test_a_claim_may_be_of_several_studies() -> None:
+    rule = {"better": "A", "than": "B", "quantity": "x"}
+    claim = Claim("", "", "", rule, "first second")
+    good, bad = (
+        [Number("", name, "x", n, v + n * w) for name, v, w in rows for n in range(3)]
+        for rows in ((("A", 3.0, 1.1), ("B", 1.0, 1.0)), (("A", 1.0, 1.1), ("B", 3.0, 1.0)))
+    )
+    assert claim.decision({"first": good, "second": good}).verdict is Verdict.HOLDS
+    decision = claim.decision({"first": good, "second": bad})
+    assert decision.verdict is Verdict.FAILS
+    assert "(second): -1.90" in decision.numbers
+    assert claim.decision({"first": good}).verdict is Verdict.OPEN
 
 
 def options(**given: bool | int | None) -> argparse.Namespace:
