@@ -78,8 +78,9 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     - ``verdict``, where a person decides.
 
     and beside it ``settings`` (all of the study by default), ``lower: true`` where less is better, ``statistic``:
-    ``difference`` (default), ``ratio``, ``wins``, or ``plain``, which believes the means; and ``numbers``, a text in
-    which ``<method; quantity; setting>`` is the mean (see ``filled``).
+    ``difference`` (default), ``ratio``, ``wins``, or ``plain``, which believes the means; ``never``, the number that
+    stands for what was not reached in a run, its length, which makes differences smaller than they are; and
+    ``numbers``, a text in which ``<method; quantity; setting>`` is the mean (see ``filled``).
 
     Raises:
         KeyError: the numbers lack what the rule asks for.
@@ -161,6 +162,10 @@ def _signs(rule: Mapping[str, Any], numbers: Numbers) -> Iterator[Comparison]:
 def compare(told: str, better: Sequence[Number], other: Sequence[Number], rule: Mapping[str, Any]) -> Comparison:
     """Compare what is said to be better with what it is said to be better than, by the rule's statistic."""
     sign = -1.0 if rule.get("lower") else 1.0
+    if "never" in rule:
+        better, other = (
+            [replace(row, value=min(row.value, float(rule["never"]))) for row in rows] for rows in (better, other)
+        )
     statistic = rule.get("statistic", "difference")
     if statistic == "plain":
         return _plain(told, better, other, sign)

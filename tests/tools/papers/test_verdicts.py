@@ -134,3 +134,12 @@ def test_a_person_decides_with_numbers_of_the_file() -> None:
         decide({"verdict": "maybe"}, found)
     with pytest.raises(ValueError, match="no rule in"):
         decide({"bettr": "A"}, found)
+
+
+def test_what_was_never_reached_may_stand_for_the_length_of_the_run() -> None:
+    """Differences -200, -180 and -160: deviation 20, t(2) = 4.303, so -180 ± 4.303 * 20 / sqrt(3) = -180 ± 49.7."""
+    found = numbers({"A": [100.0, 120.0, 140.0], "B": [300.0, INF, 300.0]})
+    rule = {"better": "A", "than": "B", "lower": True}
+    assert verdict(rule, found) == "not tested"
+    assert decide({"quantity": "q", "never": 300, **rule}, found).numbers == "A against B: -180 [-230, -130]"
+    assert verdict({"never": 300, **rule}, found) == "holds"
