@@ -8,6 +8,7 @@
   Heterogeneous Data"; both readings of the control c, and both variants of FedSub.
 - ssf-noiseless: the same with whole batches and no noise, where only the right control reaches the optimum.
 - ssf-rates: its search for a learning rate, by SCAFFOLD.
+- ssf-complement: SSF whose controls are cut to the round's subspace, beside SSF.
 - ssf-rho: SSF's rounds to a gradient norm, and its norm at the end, against the rank.
 - ssgd-fig2, ssgd-fig3: robust regression of "Communication-efficient Subspace Methods for High-dimensional Federated
   Learning": simulated uplink time to a small gradient, with time sharing and with channel sharing.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tools import CONFIGS
-from tools.papers import srpfl, ssf, ssf_rates, ssf_rho, ssgd
+from tools.papers import srpfl, ssf, ssf_complement, ssf_rates, ssf_rho, ssgd
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, add_options, opened
 from tools.papers.kept import Number
@@ -55,6 +56,7 @@ class Target(Protocol):
 TARGETS: dict[str, Target] = {
     **ssf.TARGETS,
     **ssf_rates.TARGETS,
+    **ssf_complement.TARGETS,
     **ssf_rho.TARGETS,
     **ssgd.TARGETS,
     **srpfl.TARGETS,

@@ -16,7 +16,7 @@ from pathlib import Path
 from tools.papers.experiments import Laboratory, Outcome, Run
 from tools.papers.gradient_norm import SQUARE
 from tools.papers.kept import Number, Quantity, numbers_of
-from tools.papers.ssf import LEARNING_RATES, Method
+from tools.papers.ssf import LEARNING_RATES, WHOLE_BATCHES, Method
 from tools.papers.verdicts import short
 from tools.table import Table
 
@@ -25,11 +25,6 @@ LEVELS = (1e-2, 1e-4)  # of the squared gradient norm, as multiples of the first
 SSF = Method("SSF", "increment")  # where all clients take part the readings of c are one
 _ARGUMENTS = "trainer.callbacks.init_args"
 _EVERY = 10  # rounds between the norms of a run with noise, whose end alone counts
-WHOLE_BATCHES = (
-    ("data.init_args.noise", 0.0),
-    ("data.init_args.batch_size", 50),
-    ("trainer.local_sampling", "epochs"),
-)
 
 
 @dataclass(frozen=True)
