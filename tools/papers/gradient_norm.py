@@ -36,7 +36,8 @@ class GradientNorm(FederatedCallback):
         assert isinstance(module, MatrixRegression)
         assert isinstance(data, MatrixRegressionData)
         self._federation = federation
-        self._hessian, self._moment = quadratic(*data.examples, module.ridge)
+        features, targets = data.examples
+        self._hessian, self._moment = quadratic(features, targets, module.ridge)
         self._start = float(self._moment.square().sum())
 
     @override
@@ -51,7 +52,7 @@ class GradientNorm(FederatedCallback):
 
 
 def quadratic(features: Tensor, targets: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Hessian H [d, d] and M [d, m] of the objective on some examples [n, d] and [n, m]: its gradient is ``H X - M``."""
+    """The H [d, d] and M [d, m] of the gradient ``H X - M`` of the objective on examples [n, d] and [n, m]."""
     count, dim = features.shape
     hessian = features.mT @ features / count + ridge * torch.eye(dim).to(features)
     return hessian, features.mT @ targets / count

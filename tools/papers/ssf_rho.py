@@ -1,8 +1,8 @@
-"""SSF's rate against the share ρ = r/d of the directions that a round moves (section 4.8 of its paper).
+"""SSF's rate against the share rho = r/d of the directions that a round moves (section 4.8 of its paper).
 
-The paper's bound is that of SCAFFOLD with a penalty of 1/ρ in its dominant term. So rounds to a squared gradient norm
-without noise, and the squared norm at the end of long runs with noise, are told times ρ, as multiples of those of the
-whole space, r = d, with the same seed: 1 if the penalty is 1/ρ, and less if it is smaller.
+The paper's bound is that of SCAFFOLD with a penalty of 1/rho in its dominant term. So rounds to a squared gradient norm
+without noise, and the squared norm at the end of long runs with noise, are told times rho, as multiples of those of the
+whole space, r = d, with the same seed: 1 if the penalty is 1/rho, and less if it is smaller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVERY = 10  # rounds between the norms of a run with noise, whose end alone cou
 
 @dataclass(frozen=True)
 class Times:
-    """A number of every rank, and what it is times ρ against the whole space.
+    """A number of every rank, and what it is times rho against the whole space.
 
     Attributes:
         by_rank: the number of each seed; inf where something was never reached.
@@ -38,7 +38,7 @@ class Times:
     by_rank: Mapping[int, Sequence[float]]
 
     def against_whole(self, rank: int) -> list[float]:
-        """The number times ρ as a multiple of that of r = d, one a seed."""
+        """The number times rho as a multiple of that of r = d, one a seed."""
         pairs = zip(self.by_rank[rank], self.by_rank[DIM], strict=True)
         return [value * rank / DIM / whole for value, whole in pairs]
 
@@ -116,9 +116,9 @@ class RankStudy:
             ]
             table.add(str(rank), f"{rank / DIM:g}", *cells)
         table.notes.append(
-            "Means over seeds. Rounds are without noise, with whole batches, to a squared gradient norm of that multiple "
-            "of the first; the norm is with noise, the mean of the last tenth of the rounds. Times rho is the multiple "
-            "of the number at r = d: 1 where the penalty is 1 / rho."
+            "Means over seeds. Rounds are without noise, with whole batches, to a squared gradient norm of so many "
+            "times the first; the norm is with noise, the mean of the last tenth of the rounds. Times rho is the "
+            "multiple of the number at r = d: 1 where the penalty is 1 / rho."
         )
         return table
 

@@ -41,7 +41,8 @@ def test_norms_are_those_of_gradient_descent_from_zero(tmp_path: Path) -> None:
     trainer = fit(GradientNorm(every=2), tmp_path, rounds=4)
     data = trainer.data
     assert isinstance(data, MatrixRegressionData)
-    hessian, moment = quadratic(*data.examples, 0.1)
+    features, targets = data.examples
+    hessian, moment = quadratic(features, targets, 0.1)
     step = torch.eye(5).double() - 0.1 * hessian
     expected = {
         t: float((torch.linalg.matrix_power(step, t) @ moment).square().sum() / moment.square().sum()) for t in (2, 4)

@@ -1,4 +1,4 @@
-"""SSF's rate against ρ on made-up results."""
+"""SSF's rate against rho on made-up results."""
 
 import math
 from typing import Any
