@@ -9,7 +9,8 @@
 - ssf-noiseless: the same with whole batches and no noise, where only the right control reaches the optimum.
 - ssf-rates: its search for a learning rate, by SCAFFOLD.
 - ssf-complement: SSF whose controls are cut to the round's subspace, beside SSF.
-- ssf-rho: SSF's rounds to a gradient norm, and its norm at the end, against the rank.
+- ssf-rho, ssf-speedup: SSF's rounds to a gradient norm against the rank, and its norm at the end against the number of
+  stochastic gradients.
 - ssgd-fig2, ssgd-fig3: robust regression of "Communication-efficient Subspace Methods for High-dimensional Federated
   Learning": simulated uplink time to a small gradient, with time sharing and with channel sharing.
 - ssgd-step-12.5, -6.25, -3.125, ssgd-squared, ssgd-std: the first of them with one step for all methods, and with other
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tools import CONFIGS
-from tools.papers import srpfl, ssf, ssf_complement, ssf_rates, ssf_rho, ssgd
+from tools.papers import srpfl, ssf, ssf_complement, ssf_rates, ssf_rho, ssf_speedup, ssgd
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, add_options, opened
 from tools.papers.kept import Number
@@ -58,6 +59,7 @@ TARGETS: dict[str, Target] = {
     **ssf_rates.TARGETS,
     **ssf_complement.TARGETS,
     **ssf_rho.TARGETS,
+    **ssf_speedup.TARGETS,
     **ssgd.TARGETS,
     **srpfl.TARGETS,
 }
