@@ -7,6 +7,10 @@
 - ssf-table2, ssf-table3, ssf-table4: the toy problem of "Subspace Optimization for Efficient Federated Learning under
   Heterogeneous Data"; both readings of the control c, and both variants of FedSub.
 - ssf-noiseless: the same with whole batches and no noise, where only the right control reaches the optimum.
+- ssf-rates: its search for a learning rate, by SCAFFOLD.
+- ssf-complement: SSF whose controls are cut to the round's subspace, beside SSF.
+- ssf-rho, ssf-speedup: SSF's rounds to a gradient norm against the rank, and its norm at the end against the number of
+  stochastic gradients.
 - ssgd-fig2, ssgd-fig3: robust regression of "Communication-efficient Subspace Methods for High-dimensional Federated
   Learning": simulated uplink time to a small gradient, with time sharing and with channel sharing.
 - ssgd-step-12.5, -6.25, -3.125, ssgd-squared, ssgd-std: the first of them with one step for all methods, and with other
@@ -23,14 +27,39 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Protocol
 
 from tools import CONFIGS
-from tools.papers import srpfl, ssf, ssgd
+from tools.papers import srpfl, ssf, ssf_complement, ssf_rates, ssf_rho, ssf_speedup, ssgd
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, add_options, opened
+from tools.papers.kept import Number
+from tools.table import Table
 
-TARGETS: dict[str, ssf.ErrorTable | ssgd.TimeFigure | srpfl.SpeedupFigure] = {
+
+class Target(Protocol):
+    """A table or a figure of a paper."""
+
+    def reproduce(
+        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
+    ) -> tuple[Table, list[Number]]:
+        """Make the runs, and the figure if there is one; give the table and the numbers.
+
+        Args:
+            laboratory: makes the runs.
+            seeds: runs of every method; None for as many as the results have.
+            rounds: of every run, at most; None for as many as the results have.
+            quick: make everything once, on few rounds.
+            figure: the path of the figure.
+        """
+
+
+TARGETS: dict[str, Target] = {
     **ssf.TARGETS,
+    **ssf_rates.TARGETS,
+    **ssf_complement.TARGETS,
+    **ssf_rho.TARGETS,
+    **ssf_speedup.TARGETS,
     **ssgd.TARGETS,
     **srpfl.TARGETS,
 }

@@ -39,8 +39,19 @@ RANKS = (0.1, 0.2, 0.5)
 TUNING_SEED = 1000
 LOSS = "train/loss"
 _RATE = "optimizer.init_args.lr"
-_RANK = "trainer.callbacks.init_args.subspace.init_args.rank"
+RANK = "trainer.callbacks.init_args.subspace.init_args.rank"
 _BACKBONE = "model.init_args.backbone"
+LENET: Overrides = ((_BACKBONE, "lfl.models.LeNet5"), (f"{_BACKBONE}.init_args.norm", "group"))
+
+
+def mlp(hidden: str) -> Overrides:
+    """Overrides for an MLP on MNIST, with hidden layers as on the command line."""
+    return (
+        (_BACKBONE, "lfl.models.MLP"),
+        (f"{_BACKBONE}.init_args.in_features", 784),
+        (f"{_BACKBONE}.init_args.hidden", hidden),
+        (f"{_BACKBONE}.init_args.num_classes", 10),
+    )
 
 
 def measure(results: Results) -> Quantities:
@@ -52,7 +63,7 @@ def measure(results: Results) -> Quantities:
 def study(title: str, *network: tuple[str, object]) -> Study:
     """All methods on one network, with the rates of their files."""
     subspaces = {
-        f"{name}, rank {rank:g}": Method(f"{name.lower()}.yaml", ((_RANK, rank),))
+        f"{name}, rank {rank:g}": Method(f"{name.lower()}.yaml", ((RANK, rank),))
         for name in ("SSF", "FedSub")
         for rank in RANKS
     }
@@ -78,7 +89,7 @@ def study(title: str, *network: tuple[str, object]) -> Study:
 
 def rates_of(method: Method) -> list[float]:
     """The rates that a method tries: those of all, times d/r in a subspace."""
-    rank = float(str(dict(method.overrides).get(_RANK, 1.0)))
+    rank = float(str(dict(method.overrides).get(RANK, 1.0)))
     return [round(rate / rank, 6) for rate in RATES]
 
 
@@ -108,16 +119,8 @@ def loss_of(outcome: Outcome) -> float:
 
 
 STUDIES = {
-    "mlp": study(
-        "MLP 784-100-10",
-        (_BACKBONE, "lfl.models.MLP"),
-        (f"{_BACKBONE}.init_args.in_features", 784),
-        (f"{_BACKBONE}.init_args.hidden", "[100]"),
-        (f"{_BACKBONE}.init_args.num_classes", 10),
-    ),
-    "lenet": study(
-        "LeNet-5 with GroupNorm", (f"{_BACKBONE}", "lfl.models.LeNet5"), (f"{_BACKBONE}.init_args.norm", "group")
-    ),
+    "mlp": study("MLP 784-100-10", *mlp("[100]")),
+    "lenet": study("LeNet-5 with GroupNorm", *LENET),
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.papers import claims_page, reproduce, ssf_networks
+from tools.papers import claims_page, reproduce, ssf_networks, ssf_steps
 from tools.papers.claims import PAPERS, Claim, claims_of, decided_by, publish
 from tools.papers.grids import grids
 from tools.papers.kept import KEPT, Number, read
@@ -53,7 +53,7 @@ def test_kept_numbers_are_of_claims() -> None:
 
 def test_studies_that_are_named_exist() -> None:
     """Those that have not been run yet, too: a wrong name would be taken for one of them."""
-    names = {path.stem for path, _ in grids()} | {f"ssf-{name}" for name in ssf_networks.STUDIES}
+    names = {path.stem for path, _ in grids()} | {f"ssf-{name}" for name in (*ssf_networks.STUDIES, *ssf_steps.STUDIES)}
     names |= {*reproduce.TARGETS, "compare"}
     used = {study for paper in PAPERS for claim in claims_of(paper) for study in claim.studies}
     assert used <= names
