@@ -18,7 +18,7 @@ import yaml
 
 from lfl.storage.files import write_file
 from tools import CONFIGS
-from tools.papers import compressors, flss, stacks, stragglers, tables
+from tools.papers import compressors, flss, srpfl_settings, stacks, stragglers, tables
 from tools.papers.study import Study
 
 SEEDS = 3
@@ -32,7 +32,7 @@ STUDIES: Mapping[str, Mapping[ModuleType, tuple[str, ...]]] = {
         tables: ("flss-dirichlet0.1", "flss-dirichlet0.5"),
     },
     "fedmrur": {stacks: ("optimization",), tables: ("fedmrur-path2", "fedmrur-dirichlet")},
-    "srpfl": {stragglers: tuple(stragglers.STUDIES)},
+    "srpfl": {stragglers: tuple(stragglers.STUDIES), srpfl_settings: tuple(srpfl_settings.STUDIES)},
 }
 
 

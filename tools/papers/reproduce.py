@@ -2,7 +2,7 @@
 
     python -m tools.papers.reproduce ssf-table2                 # one table, 25,000 rounds, 3 seeds
     python -m tools.papers.reproduce all --jobs 2               # everything
-    python -m tools.papers.reproduce all --quick                # a look at everything, in about a minute: no results
+    python -m tools.papers.reproduce all --quick                # a look at everything, in some minutes: no results
 
 - ssf-table2, ssf-table3, ssf-table4: the toy problem of "Subspace Optimization for Efficient Federated Learning under
   Heterogeneous Data"; both readings of the control c, and both variants of FedSub.
@@ -17,6 +17,9 @@
   readings of the problem.
 - srpfl-speedup: linear representations of "Straggler-Resilient Personalized Federated Learning": simulated time of
   FedRep and FedRep-SRPFL to a distance from the optimum, for 16 to 1,024 clients.
+- srpfl-targets, srpfl-contraction, srpfl-stalls, srpfl-starts: what else its theory says of them: speed-ups at targets
+  nearer to where all clients stall, the contraction a round, the distances where runs stall, and that of the start.
+- srpfl-examples: the least number of examples of a client by which its first stage halves the distance.
 
 Each number comes from runs of ``lfl fit`` with the files of ``configs/problems/`` and overrides. The output folder gets
 the tables (CSV, Markdown), the figures (PNG), and every run: one whose settings have a result is not made again, so an
@@ -30,7 +33,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tools import CONFIGS
-from tools.papers import srpfl, ssf, ssf_complement, ssf_rates, ssf_rho, ssf_speedup, ssgd
+from tools.papers import srpfl, srpfl_examples, srpfl_theory, ssf, ssf_complement, ssf_rates, ssf_rho, ssf_speedup, ssgd
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, add_options, opened
 from tools.papers.kept import Number
@@ -62,6 +65,8 @@ TARGETS: dict[str, Target] = {
     **ssf_speedup.TARGETS,
     **ssgd.TARGETS,
     **srpfl.TARGETS,
+    **srpfl_theory.TARGETS,
+    **srpfl_examples.TARGETS,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ DISTANCE, TIME = "val_distance", "sim/time"
 FEDREP, SRPFL = "FedRep", "FedRep-SRPFL"
 CONFIGS = {FEDREP: "linear_representation_fedrep.yaml", SRPFL: "linear_representation_srpfl.yaml"}
 START = 0.8  # distance of the common start
-FLOOR = 0.285  # / sqrt(n): the distance where n clients stall, measured
+FLOOR = 0.285  # / sqrt(n): the distance where n clients stall, which `srpfl-stalls` measures
 TARGET = 1.2  # times where all clients stall: midway between that and sqrt(2), where half of them do
 INITIAL = 4  # n_0
 ROUNDS = {FEDREP: 80, SRPFL: 40}  # of a run; for SRPFL those of the last stage
@@ -95,13 +95,21 @@ class Problem:
         """The distance that the methods have to reach."""
         return TARGET * self.floor
 
+    def data(self, seed: int) -> LinearRepresentationData:
+        """The examples, heads and representation of a seed."""
+        data = LinearRepresentationData(**{**self.settings, "num_clients": self.num_clients, "seed": seed})
+        data.setup("fit")
+        return data
+
+    def start_distance(self, seed: int) -> float:
+        """The distance of Algorithm 2's start."""
+        data = self.data(seed)
+        return float(principal_distance(leading_subspace(data.moments(), data.rank), data.truth))
+
     @cached_property
     def moments_distance(self) -> float:
         """The distance of Algorithm 2's start, on a problem that is not reported."""
-        settings = {**self.settings, "num_clients": self.num_clients, "seed": TUNING_SEED}
-        data = LinearRepresentationData(**settings)
-        data.setup("fit")
-        return float(principal_distance(leading_subspace(data.moments(), data.rank), data.truth))
+        return self.start_distance(TUNING_SEED)
 
     def points(self, scenario: Scenario) -> DoublingPoints:
         """The stages of Lemma B.1 for the contraction and the floor of this problem."""
@@ -198,8 +206,13 @@ class Comparison:
     @cached_property
     def error(self) -> float:
         """Standard error of the speed-up, by bootstrap over the seeds."""
-        draws = np.random.default_rng(0).integers(self.runs, size=(RESAMPLES, self.runs))
-        return float(np.std([self.speedup_of(row) for row in draws]))
+        return bootstrap_error(self.speedup_of, self.runs)
+
+
+def bootstrap_error(statistic: Callable[[Seeds], float], runs: int) -> float:
+    """Standard error of a statistic of some of ``runs`` seeds, by bootstrap over them."""
+    draws = np.random.default_rng(0).integers(runs, size=(RESAMPLES, runs))
+    return float(np.std([statistic(row) for row in draws]))
 
 
 Results = Mapping[Scenario, Mapping[int, Comparison]]

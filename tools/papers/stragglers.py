@@ -95,15 +95,21 @@ class Race:
 
     Attributes:
         curves: by method, one a seed.
-        clocks: FedAvg's times [seconds], by its rounds, of each seed.
+        clocks: FedAvg's times [seconds], or those of another timer, by its rounds, of each seed.
     """
 
     curves: Mapping[str, Sequence[Curve]]
     clocks: Sequence[Mapping[int, float]]
 
     @classmethod
-    def of(cls, results: Results, communication: float) -> Race:
-        """Take the runs that have this C, and those that have it when it is added."""
+    def of(cls, results: Results, communication: float = 0.0, timer: str = _CLOCK) -> Race:
+        """Take the runs that have this C, and those that have it when it is added.
+
+        Args:
+            results: by method; those whose names end in ", C = ..." have a C of their own.
+            communication: C.
+            timer: the method on whose clock all are read.
+        """
         curves = {}
         for name, outcomes in results.items():
             method, _, own = name.partition(", C = ")
@@ -111,7 +117,7 @@ class Race:
                 curves[method] = [Curve.of(outcome, 0.0 if own else communication) for outcome in outcomes]
         clocks = [
             dict(zip(outcome.series[TIME], curve.times, strict=True))
-            for outcome, curve in zip(results[_CLOCK], curves[_CLOCK], strict=True)
+            for outcome, curve in zip(results[timer], curves[timer], strict=True)
         ]
         return cls(curves, clocks)
 
@@ -124,6 +130,15 @@ class Race:
             _mean([curve.at(time) for number, time in clock.items() if number <= READ])
             for curve, clock in zip(self.curves[name], self.clocks, strict=True)
         ]
+
+
+def leads(values: Mapping[str, Sequence[float]], pairs: Mapping[str, str] = PAIRS) -> dict[str, list[float]]:
+    """Values of methods that begin with the fastest clients, less those of what they are without that, by seed."""
+    return {
+        fast: [a - b for a, b in zip(values[fast], values[plain], strict=True)]
+        for fast, plain in pairs.items()
+        if {fast, plain} <= values.keys()
+    }
 
 
 def _known(values: Sequence[float]) -> list[float]:
@@ -141,13 +156,8 @@ def measure(results: Results) -> Quantities:
     for communication in COMMUNICATION:
         race, at = Race.of(results, communication), f"C = {communication:g}"
         means = {name: race.means(name) for name in race.curves}
-        leads = {
-            fast: [a - b for a, b in zip(means[fast], means[plain], strict=True)]
-            for fast, plain in PAIRS.items()
-            if {fast, plain} <= means.keys()
-        }
         seconds = {target: seconds_to(race, target) for target in TARGETS}
-        found |= {f"mean accuracy %, {at}": Quantity(means), f"lead, {at}": Quantity(leads)}
+        found |= {f"mean accuracy %, {at}": Quantity(means), f"lead, {at}": Quantity(leads(means))}
         found |= {f"s to {target:g} %, {at}": Quantity(values, 0) for target, values in seconds.items()}
     return found
 
@@ -204,7 +214,7 @@ def delayed(folder: Path, seconds: float) -> Path:
 
 
 _EVALUATION = "lfl.callbacks.ClientEvaluation"
-_EVERY = 5
+EVERY = 5
 _WAITING_FOR_NOBODY = {"FedAsync": ("fedasync.yaml", 1), "FedBuff": ("fedbuff.yaml", BUFFER)}  # with their buffers
 
 
@@ -258,38 +268,49 @@ def waiting_for_nobody(paces: Sequence[int], participants: int) -> dict[str, Met
                 ("trainer.participation.init_args.buffer", buffer),
                 ("trainer.system.init_args.communication", communication),
                 ("trainer.callbacks+", _EVALUATION),
-                ("trainer.callbacks.init_args.every_n_rounds", _EVERY * pace),
+                ("trainer.callbacks.init_args.every_n_rounds", EVERY * pace),
             )
             found[f"{name}, C = {communication:g}"] = Method(config, overrides, pace)
     return found
 
 
-def study(speeds: str, participants: int) -> Study:
-    """All methods with fixed or dynamic speeds and so many participants of 100 clients."""
-    is_dynamic = speeds == "dynamic"
+def asking(participants: int) -> dict[str, Method]:
+    """The methods that wait, with so many clients asked in a round, and their rates."""
     clients = ("trainer.participation.init_args.clients_per_round", participants)
-    asked = {
+    return {
         name: Method(method.config, (*method.overrides, clients, *local_optimizer(name)))
         for name, method in waiting(initial=max(5, participants // 10)).items()
     }
-    system = "trainer.system"
+
+
+MNIST: Overrides = (
+    ("model.init_args.backbone", "lfl.models.LeNet5"),
+    ("data.init_args.source", "lfl.data.MNIST5000"),
+    ("data.init_args.num_clients", 100),
+    ("data.init_args.batch_size", 10),
+)
+TWO_CLASSES = partitioned("ClassesPerClientPartitioner", classes_per_client=2)
+
+
+def exponential(is_dynamic: bool = False) -> Overrides:
+    """Speeds that are Exp(1) and fixed, or have rates of their own and are drawn in every round."""
+    return (
+        ("trainer.system", "lfl.system.ExponentialSpeeds"),
+        ("trainer.system.init_args.means", "null"),
+        ("trainer.system.init_args.rates", "[0.01, 1.0]" if is_dynamic else 1.0),
+        ("trainer.system.init_args.dynamic", is_dynamic),
+    )
+
+
+def study(speeds: str, participants: int) -> Study:
+    """All methods with fixed or dynamic speeds and so many participants of 100 clients."""
     return Study(
         f"MNIST-5000, LeNet-5, 2 classes per client, {participants} of 100 clients, {speeds} speeds: "
         "personal accuracy % over FedAvg's time",
-        {**asked, **waiting_for_nobody(PACES[speeds], participants)},
-        (
-            ("model.init_args.backbone", "lfl.models.LeNet5"),
-            ("data.init_args.source", "lfl.data.MNIST5000"),
-            ("data.init_args.num_clients", 100),
-            ("data.init_args.batch_size", 10),
-            *partitioned("ClassesPerClientPartitioner", classes_per_client=2),
-            (system, "lfl.system.ExponentialSpeeds"),
-            (f"{system}.init_args.means", "null"),
-            (f"{system}.init_args.rates", "[0.01, 1.0]" if is_dynamic else 1.0),
-            (f"{system}.init_args.dynamic", is_dynamic),
-        ),
+        {**asking(participants), **waiting_for_nobody(PACES[speeds], participants)},
+        (*MNIST, *TWO_CLASSES, *exponential(speeds == "dynamic")),
         rounds=100,
-        evaluate_every=_EVERY,
+        evaluate_every=EVERY,
         metrics=(ACCURACY, TIME),
         measure=measure,
         report=report,
