@@ -25,6 +25,7 @@ from tools.papers.study import (
     Results,
     Study,
     accuracy_and_bytes,
+    drawn,
     parse,
     partitioned,
     run_studies,
@@ -97,11 +98,6 @@ def warmup(length: int) -> Method:
 def people(clients: int, participants: int) -> Overrides:
     """Overrides for other numbers of clients and participants."""
     return (("data.init_args.num_clients", clients), drawn(participants))
-
-
-def drawn(participants: int) -> tuple[str, object]:
-    """Override that draws so many clients for a round."""
-    return ("trainer.participation.init_args.clients_per_round", participants)
 
 
 _NOISE = {"class_path": "lfl.data.ClientLabelNoise", "init_args": {"num_classes": 10, "most": 0.4}}

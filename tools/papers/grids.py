@@ -18,7 +18,7 @@ import yaml
 
 from lfl.storage.files import write_file
 from tools import CONFIGS
-from tools.papers import compressors, flss, stacks, stragglers, tables
+from tools.papers import compressors, fedmrur, flss, stacks, stragglers, tables
 from tools.papers.study import Study
 
 SEEDS = 3
@@ -31,7 +31,11 @@ STUDIES: Mapping[str, Mapping[ModuleType, tuple[str, ...]]] = {
         stacks: ("compression",),
         tables: ("flss-dirichlet0.1", "flss-dirichlet0.5"),
     },
-    "fedmrur": {stacks: ("optimization",), tables: ("fedmrur-path2", "fedmrur-dirichlet")},
+    "fedmrur": {
+        fedmrur: tuple(fedmrur.STUDIES),
+        stacks: ("optimization",),
+        tables: ("fedmrur-path2", "fedmrur-dirichlet"),
+    },
     "srpfl": {stragglers: tuple(stragglers.STUDIES)},
 }
 

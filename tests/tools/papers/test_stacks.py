@@ -8,7 +8,7 @@ import pytest
 
 from lfl.cli import FederatedCLI
 from tools import CONFIGS
-from tools.papers import compressors, flss, ssf_networks, stacks, tables
+from tools.papers import compressors, fedmrur, flss, ssf_networks, stacks, tables
 from tools.papers.experiments import Outcome
 from tools.papers.kept import tabulate
 from tools.papers.study import Study
@@ -45,7 +45,13 @@ def test_compressors_are_read_three_times() -> None:
 
 CHANGED = [
     (study, name)
-    for study in (compressors.study(0.1), tables.flss(0.1), *flss.STUDIES.values(), ssf_networks.STUDIES["lenet"])
+    for study in (
+        compressors.study(0.1),
+        tables.flss(0.1),
+        *fedmrur.STUDIES.values(),
+        *flss.STUDIES.values(),
+        ssf_networks.STUDIES["lenet"],
+    )
     for name, method in study.methods.items()
     if method.overrides
 ]
@@ -72,7 +78,11 @@ def test_rounds_to_targets() -> None:
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
 @pytest.mark.parametrize(
     ("command", "study"),
-    [(command, study) for command in (compressors, flss, ssf_networks, stacks, tables) for study in command.STUDIES],
+    [
+        (command, study)
+        for command in (compressors, fedmrur, flss, ssf_networks, stacks, tables)
+        for study in command.STUDIES
+    ],
 )
 def test_quick_study(command: ModuleType, study: str, tmp_path: Path) -> None:
     command.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])

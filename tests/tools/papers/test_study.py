@@ -1,5 +1,6 @@
 """A study's own table and the report of its runs say the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -65,6 +66,13 @@ def test_the_report_reproduces_the_table(tmp_path: Path) -> None:
 def test_a_method_may_have_rounds_of_its_own() -> None:
     assert STUDY.runs([0], 160, "cpu")["longer"][0].rounds == 200
     assert STUDY.runs([0], 5, "cpu")["longer"][0].rounds == 5  # a look
+
+
+def test_a_method_may_log_what_others_do_not() -> None:
+    study = replace(STUDY, methods={**STUDY.methods, "H": Method("fedavg.yaml", metrics=("ratio",))})
+    runs = study.runs([0], 160, "cpu")
+    assert runs["H"][0].metrics == (*STUDY.metrics, "ratio")
+    assert runs["FedAvg"][0].metrics == STUDY.metrics
 
 
 def test_a_look_ends_the_warm_up_of_flss_early() -> None:
