@@ -40,6 +40,8 @@ def test_compressors_are_read_three_times() -> None:
     assert (end, at_upload, both) == (pytest.approx([40]), pytest.approx([25]), pytest.approx([25]))
     quantities = compressors.measure(results)
     assert quantities["accuracy % at FLSS's upload"].values["FedAvg"] == pytest.approx([25])
+    leads = quantities["lead at the end"].values
+    assert leads == {"FLSS over FedAvg": pytest.approx([-10]), "Sign + EF + FLSS over Sign + EF": [0.0]}
     assert quantities["MB up"].values["FLSS"] == [8.0]
 
 
@@ -88,7 +90,10 @@ def test_quick_study(command: ModuleType, study: str, tmp_path: Path) -> None:
     command.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])
     (path,) = (found for found in tmp_path.glob("*.csv") if not found.stem.endswith("-numbers"))
     with path.open(newline="") as file:
-        assert [line["method"] for line in csv.DictReader(file)] == list(command.STUDIES[study].methods)
+        lines = [line["method"] for line in csv.DictReader(file)]
+    methods = list(command.STUDIES[study].methods)
+    assert lines[: len(methods)] == methods
+    assert all(" over " in line for line in lines[len(methods) :])  # pairs of them
     assert "these numbers decide nothing" in path.with_suffix(".md").read_text()
     figures = path.with_name(f"{path.stem}-report") / "figures"
     assert (figures / "val_acc_round.png").read_bytes().startswith(b"\x89PNG")

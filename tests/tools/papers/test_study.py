@@ -1,5 +1,6 @@
 """A study's own table and the report of its runs say the same."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,11 @@ def test_a_look_ends_the_warm_up_of_flss_early() -> None:
     study = flss.STUDIES["noise"]
     lengths = [dict(study.runs([0], rounds, "cpu")["FLSS"][0].overrides)[warmup] for rounds in (160, 10)]
     assert lengths == [80, 4]
+    stacks = [
+        dict(flss.STUDIES["lenet"].runs([0], rounds, "cpu")["Sign + EF + FLSS"][0].overrides)["trainer.callbacks"]
+        for rounds in (160, 10)
+    ]
+    assert [json.loads(str(stack))[0]["init_args"]["warmup_rounds"] for stack in stacks] == [100, 4]
 
 
 def test_some_methods_come_with_those_they_are_measured_by() -> None:
