@@ -36,13 +36,13 @@ from tools.papers.study import (
 from tools.papers.tables import FLSS_SETTING, LENET, flss_setting
 
 _OWN = "trainer.callbacks.init_args"
-_WARMUP, _ROUNDS = 80, 160
+WARMUP, ROUNDS = 80, 160
 FEDAVG = Method("fedavg.yaml")
 
 
 def flss(**arguments: object) -> Method:
     """FLSS with some arguments other than the study's."""
-    given = {"warmup_rounds": _WARMUP, "rank": 20, "sample_every": 5, "attenuation": 1.0, **arguments}
+    given = {"warmup_rounds": WARMUP, "rank": 20, "sample_every": 5, "attenuation": 1.0, **arguments}
     own = tuple((f"{_OWN}.{name}", value) for name, value in given.items())
     return Method("flss.yaml", own, short=((f"{_OWN}.warmup_rounds", 4),))
 
@@ -67,7 +67,7 @@ def study(
         f"MNIST-5000, MLP 784-100-10, {title}",
         methods,
         setting,
-        rounds=_ROUNDS,
+        rounds=ROUNDS,
         evaluate_every=4,
         metrics=("val_acc", *BOTH_WAYS),
         measure=measure,
@@ -129,7 +129,7 @@ STUDIES = {
         f"MNIST-5000, LeNet-5, Dirichlet(0.1), {_ALL}, warm-up of {_LENET_WARMUP} rounds",
         compressors.with_and_without(_LENET_WARMUP),
         (*flss_setting(LENET, lr=0.1), *DIRICHLET),
-        rounds=_ROUNDS,
+        rounds=ROUNDS,
         evaluate_every=4,
         metrics=("val_acc", *BOTH_WAYS),
         measure=compressors.measure,

@@ -8,7 +8,7 @@ import pytest
 
 from lfl.cli import FederatedCLI
 from tools import CONFIGS
-from tools.papers import compressors, fedmrur, flss, ssf_networks, stacks, tables
+from tools.papers import compressors, fedmrur, flss, flss_figures, ssf_networks, stacks, tables
 from tools.papers.experiments import Outcome
 from tools.papers.kept import tabulate
 from tools.papers.study import Study
@@ -52,6 +52,7 @@ CHANGED = [
         tables.flss(0.1),
         *fedmrur.STUDIES.values(),
         *flss.STUDIES.values(),
+        *flss_figures.STUDIES.values(),
         ssf_networks.STUDIES["lenet"],
     )
     for name, method in study.methods.items()
@@ -82,7 +83,7 @@ def test_rounds_to_targets() -> None:
     ("command", "study"),
     [
         (command, study)
-        for command in (compressors, fedmrur, flss, ssf_networks, stacks, tables)
+        for command in (compressors, fedmrur, flss, flss_figures, ssf_networks, stacks, tables)
         for study in command.STUDIES
     ],
 )
