@@ -8,7 +8,7 @@ import pytest
 
 from lfl.cli import FederatedCLI
 from tools import CONFIGS
-from tools.papers import compressors, fedmrur, flss, flss_figures, ssf_networks, stacks, tables
+from tools.papers import compressors, fedmrur, flss, flss_convergence, flss_figures, ssf_networks, stacks, tables
 from tools.papers.experiments import Outcome
 from tools.papers.kept import tabulate
 from tools.papers.study import Study
@@ -52,6 +52,7 @@ CHANGED = [
         tables.flss(0.1),
         *fedmrur.STUDIES.values(),
         *flss.STUDIES.values(),
+        *flss_convergence.STUDIES.values(),
         *flss_figures.STUDIES.values(),
         ssf_networks.STUDIES["lenet"],
     )
@@ -83,7 +84,7 @@ def test_rounds_to_targets() -> None:
     ("command", "study"),
     [
         (command, study)
-        for command in (compressors, fedmrur, flss, flss_figures, ssf_networks, stacks, tables)
+        for command in (compressors, fedmrur, flss, flss_convergence, flss_figures, ssf_networks, stacks, tables)
         for study in command.STUDIES
     ],
 )
@@ -97,4 +98,4 @@ def test_quick_study(command: ModuleType, study: str, tmp_path: Path) -> None:
     assert all(" over " in line for line in lines[len(methods) :])  # pairs of them
     assert "these numbers decide nothing" in path.with_suffix(".md").read_text()
     figures = path.with_name(f"{path.stem}-report") / "figures"
-    assert (figures / "val_acc_round.png").read_bytes().startswith(b"\x89PNG")
+    assert (figures / f"{command.STUDIES[study].metrics[0]}_round.png").read_bytes().startswith(b"\x89PNG")
