@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tools.papers.kept import Quantities, Quantity
 from tools.papers.study import (
@@ -36,6 +37,8 @@ from tools.papers.study import (
 from tools.papers.tables import FLSS_SETTING, callback, stack
 
 _FLSS_NAME, _SIGN = "FLSS", "Sign + EF"
+_LOOK = 4  # rounds of warm-up where a run is cut short
+_WITH_AND_WITHOUT = ((_FLSS_NAME, "FedAvg"), (f"{_SIGN} + FLSS", _SIGN))
 _READINGS = ("at the end", "at FLSS's upload", "at FLSS's upload and download")
 
 
@@ -53,13 +56,14 @@ def measure(results: Results) -> Quantities:
         f"accuracy % {reading}": Quantity({name: values[number] for name, values in read.items()})
         for number, reading in enumerate(_READINGS)
     }
-    over_sign = f"{_SIGN} + FLSS over {_SIGN}"
+    pairs = [(ours, theirs) for ours, theirs in _WITH_AND_WITHOUT if {ours, theirs} <= read.keys()]
     leads = {
         "FLSS's lead at the end": Quantity(_leads(read, 0)),
         "FLSS's lead at its upload": Quantity(_leads(read, 1)),
+        "lead at the end": Quantity(
+            {f"{ours} over {theirs}": _ahead(read[ours][0], read[theirs][0]) for ours, theirs in pairs}
+        ),
     }
-    if {_SIGN, f"{_SIGN} + FLSS"} <= read.keys():
-        leads["lead at the end"] = Quantity({over_sign: _ahead(read[f"{_SIGN} + FLSS"][0], read[_SIGN][0])})
     traffic = {name: quantity for name, quantity in accuracy_and_bytes(results).items() if "MB" in name}
     return {**accuracies, **leads, **traffic}
 
@@ -74,20 +78,36 @@ def _ahead(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(ours, theirs, strict=True)]
 
 
+def with_and_without(warmup: int) -> dict[str, Method]:
+    """FedAvg and the sign with error feedback, each with and without FLSS with a warm-up of so many rounds."""
+    own = "trainer.callbacks.init_args"
+    subspace: Overrides = ((f"{own}.warmup_rounds", warmup), (f"{own}.rank", 20), (f"{own}.attenuation", 1.0))
+    return {
+        "FedAvg": Method("fedavg.yaml"),
+        _FLSS_NAME: Method("flss.yaml", subspace, short=((f"{own}.warmup_rounds", _LOOK),)),
+        _SIGN: Method("sign_ef.yaml"),
+        f"{_SIGN} + FLSS": Method("sign_ef_flss.yaml", _sign_with_flss(warmup), short=_sign_with_flss(_LOOK)),
+    }
+
+
+def _sign_with_flss(warmup: int) -> Overrides:
+    flss = callback("FLSS", warmup_rounds=warmup, rank=20, sample_every=5, attenuation=1.0)
+    return stack(flss, callback("Sign", error_feedback=True, scope="global"))
+
+
 def study(alpha: float) -> Study:
     """All compressors on one partition."""
     own = "trainer.callbacks.init_args"
-    subspace: Overrides = ((f"{own}.warmup_rounds", 80), (f"{own}.rank", 20), (f"{own}.attenuation", 1.0))
-    flss = callback("FLSS", warmup_rounds=80, rank=20, sample_every=5, attenuation=1.0)
-    sign = callback("Sign", error_feedback=True, scope="global")
+    methods = with_and_without(80)
+    subspace = methods[_FLSS_NAME]
+    randomly = replace(subspace, overrides=(*subspace.overrides, (f"{own}.subspace", "random")))
     return Study(
         f"MNIST-5000, MLP 784-100-10, Dirichlet({alpha:g}), all of 20 clients, warm-up of 80 rounds",
         {
-            "FedAvg": Method("fedavg.yaml"),
-            _FLSS_NAME: Method("flss.yaml", subspace),
-            "random subspace": Method("flss.yaml", (*subspace, (f"{own}.subspace", "random"))),
-            "Sign + EF": Method("sign_ef.yaml"),
-            "Sign + EF + FLSS": Method("sign_ef_flss.yaml", stack(flss, sign)),
+            "FedAvg": methods.pop("FedAvg"),
+            _FLSS_NAME: methods.pop(_FLSS_NAME),
+            "random subspace": randomly,
+            **methods,
             "STC": Method("stc.yaml", ((f"{own}.k", 0.22),)),
             "FetchSGD": Method("fetchsgd.yaml", ((f"{own}.columns", 4000),)),
             "LBGM": Method("lbgm.yaml", ((f"{own}.threshold", 0.05),)),

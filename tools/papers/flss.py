@@ -2,11 +2,12 @@
 
     python -m tools.papers.flss parts warmup noise classes --jobs 2
     python -m tools.papers.flss 10-of-20 50-of-50 10-of-50 50-of-100
-    python -m tools.papers.flss epochs-1 epochs-5 dirichlet-0.5 dirichlet-1
+    python -m tools.papers.flss epochs-1 epochs-5 dirichlet-0.5 dirichlet-1 lenet
     python -m tools.papers.flss parts --quick      # a look, in about a minute: no results
 
 The setting of ``compressors``: all of 20 clients in every round of a small MLP on MNIST-5000, 160 rounds of which the
 first 80 are the warm-up, R = 20, s = 5; each study changes one thing, as Tables 3 to 7 and Figure 4 of the paper do.
+``lenet`` has another network, with a warm-up of 100 rounds, and the sign with and without FLSS beside.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tools.papers import compressors
 from tools.papers.kept import Quantities, Quantity
 from tools.papers.study import (
     BOTH_WAYS,
@@ -25,21 +27,22 @@ from tools.papers.study import (
     Results,
     Study,
     accuracy_and_bytes,
+    drawn,
     parse,
     partitioned,
     run_studies,
     within_bytes_of,
 )
-from tools.papers.tables import FLSS_SETTING
+from tools.papers.tables import FLSS_SETTING, LENET, flss_setting
 
 _OWN = "trainer.callbacks.init_args"
-_WARMUP, _ROUNDS = 80, 160
+WARMUP, ROUNDS = 80, 160
 FEDAVG = Method("fedavg.yaml")
 
 
 def flss(**arguments: object) -> Method:
     """FLSS with some arguments other than the study's."""
-    given = {"warmup_rounds": _WARMUP, "rank": 20, "sample_every": 5, "attenuation": 1.0, **arguments}
+    given = {"warmup_rounds": WARMUP, "rank": 20, "sample_every": 5, "attenuation": 1.0, **arguments}
     own = tuple((f"{_OWN}.{name}", value) for name, value in given.items())
     return Method("flss.yaml", own, short=((f"{_OWN}.warmup_rounds", 4),))
 
@@ -64,7 +67,7 @@ def study(
         f"MNIST-5000, MLP 784-100-10, {title}",
         methods,
         setting,
-        rounds=_ROUNDS,
+        rounds=ROUNDS,
         evaluate_every=4,
         metrics=("val_acc", *BOTH_WAYS),
         measure=measure,
@@ -99,14 +102,10 @@ def people(clients: int, participants: int) -> Overrides:
     return (("data.init_args.num_clients", clients), drawn(participants))
 
 
-def drawn(participants: int) -> tuple[str, object]:
-    """Override that draws so many clients for a round."""
-    return ("trainer.participation.init_args.clients_per_round", participants)
-
-
 _NOISE = {"class_path": "lfl.data.ClientLabelNoise", "init_args": {"num_classes": 10, "most": 0.4}}
 _NOISY = ("data.init_args.client_changes", json.dumps([_NOISE]))
 _ALL = "all of 20 clients"
+_LENET_WARMUP = 100  # it is later at its plateau
 _TWO_CLASSES = partitioned("ClassesPerClientPartitioner", classes_per_client=2)
 STUDIES = {
     "parts": study(f"Dirichlet(0.1), {_ALL}", PARTS),
@@ -126,6 +125,16 @@ STUDIES = {
         )
         for epochs in (1, 5)
     },
+    "lenet": Study(
+        f"MNIST-5000, LeNet-5, Dirichlet(0.1), {_ALL}, warm-up of {_LENET_WARMUP} rounds",
+        compressors.with_and_without(_LENET_WARMUP),
+        (*flss_setting(LENET, lr=0.1), *DIRICHLET),
+        rounds=ROUNDS,
+        evaluate_every=4,
+        metrics=("val_acc", *BOTH_WAYS),
+        measure=compressors.measure,
+        needs=("FLSS",),
+    ),
     **{
         f"dirichlet-{alpha:g}": study(
             f"Dirichlet({alpha:g}), {_ALL}", PAIR, partition=partitioned("DirichletPartitioner", alpha=alpha)

@@ -18,7 +18,17 @@ import yaml
 
 from lfl.storage.files import write_file
 from tools import CONFIGS
-from tools.papers import compressors, flss, srpfl_settings, stacks, stragglers, tables
+from tools.papers import (
+    compressors,
+    fedmrur,
+    flss,
+    flss_convergence,
+    flss_figures,
+    srpfl_settings,
+    stacks,
+    stragglers,
+    tables,
+)
 from tools.papers.study import Study
 
 SEEDS = 3
@@ -28,10 +38,16 @@ STUDIES: Mapping[str, Mapping[ModuleType, tuple[str, ...]]] = {
     "flss": {
         compressors: tuple(compressors.STUDIES),
         flss: tuple(flss.STUDIES),
+        flss_convergence: tuple(flss_convergence.STUDIES),
+        flss_figures: tuple(flss_figures.STUDIES),
         stacks: ("compression",),
         tables: ("flss-dirichlet0.1", "flss-dirichlet0.5"),
     },
-    "fedmrur": {stacks: ("optimization",), tables: ("fedmrur-path2", "fedmrur-dirichlet")},
+    "fedmrur": {
+        fedmrur: tuple(fedmrur.STUDIES),
+        stacks: ("optimization",),
+        tables: ("fedmrur-path2", "fedmrur-dirichlet"),
+    },
     "srpfl": {stragglers: tuple(stragglers.STUDIES), srpfl_settings: tuple(srpfl_settings.STUDIES)},
 }
 

@@ -1,131 +1,162 @@
-"""Callbacks that measure what local steps take, in memory and in time, and log it."""
+"""Callbacks that measure what claims are about, and that no method needs; they change nothing.
+
+A study puts them into its runs by their class paths. Each logs in the same rounds, so that its numbers stand beside
+those of the evaluations.
+"""
 
 from __future__ import annotations
 
-import time
-import weakref
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from jsonargparse.typing import PositiveInt
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lfl.callback import FederatedCallback, Gradient
-from lfl.client.step import LocalStep
-from lfl.round import Cohort, Round
+from lfl.callback import FederatedCallback
+from lfl.callbacks.pictures import FeaturePictures, TrajectoryPictures, cumulative_shares
+from lfl.client.evaluation import Evaluator
+from lfl.federation import Federation
+from lfl.round import Round
 
-PARTS = ("model", "coordinates", "basis", "controls")
-PEAK, MILLISECONDS = "memory/peak", "step/ms"
-
-
-class MemoryWatch(TorchDispatchMode):
-    """Counts the memory of the operations that run inside: what they read that was there before, and what they make.
-
-    Memory that an operation takes for itself and gives back before it ends is not seen.
-
-    Attributes:
-        read: the memory that was there before.
-        peak: the most bytes that were made inside and alive at the same time.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.read: set[torch.UntypedStorage] = set()  # kept, so that no other memory takes its place
-        self.peak = 0
-        self._made: dict[int, int] = {}  # bytes of what was made inside and is alive, by identity
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.read |= {memory for memory in memory_of((args, kwargs)) if id(memory) not in self._made}
-        result = func(*args, **(kwargs or {}))
-        for memory in memory_of(result) - self.read:
-            if id(memory) not in self._made:
-                self._made[id(memory)] = memory.nbytes()
-                weakref.finalize(memory, self._made.pop, id(memory))
-        self.peak = max(self.peak, sum(self._made.values()))
-        return result
+LOSS = "training_set/loss"
+SHARE = "trajectory/share"
+SILHOUETTE = "features/silhouette"
+_AT_ONCE = 1000  # examples of a batch
 
 
-def memory_of(nest: Any) -> set[torch.UntypedStorage]:
-    """The memory of all tensors in a nest; views of the same have it once."""
-    return {leaf.untyped_storage() for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)}
+def observer(kind: type[Observer], **arguments: object) -> dict[str, object]:
+    """One of these callbacks as a file of settings has it."""
+    return {"class_path": f"{kind.__module__}.{kind.__name__}", "init_args": arguments}
 
 
-class StepMemory(FederatedCallback):
-    """Logs the bytes of a local step's gradient, with all corrections; the last of the stack, one client at a time.
-
-    What was there before the step and is read in it must be on the device that takes it: the ``model`` (the client's
-    own, and x where steps go on from there), ``coordinates`` and the ``basis`` of a subspace, and all else but the
-    batch, which are the ``controls``. ``peak`` has these, the batch, and the most that the step makes beside them.
-    The largest numbers of a round are logged.
-    """
+class Observer(FederatedCallback):
+    """Logs numbers in the rounds that ``every_n_rounds`` divides, and in the last."""
 
     observes = True
+    is_unique = True
+
+    every_n_rounds: int
 
     @override
-    def on_round_start(self, round: Round) -> None:
-        self._most = dict.fromkeys((*(f"memory/{part}" for part in PARTS), PEAK), 0)
-
-    @override
-    def wrap_gradient(self, cohort: Cohort, gradient: Gradient) -> Gradient:
-        def watched(values: Tensor, step: LocalStep) -> Tensor:
-            with MemoryWatch() as watch:
-                result = gradient(values, step)
-            self._note(cohort, step, watch)
-            return result
-
-        return watched
-
-    def _note(self, cohort: Cohort, step: LocalStep, watch: MemoryWatch) -> None:
-        basis = cohort.round.basis
-        values = memory_of(cohort.values)
-        model = memory_of(cohort.round.server) | (values if basis is None else set())
-        parts = {
-            "model": model,
-            "coordinates": values - model,
-            "basis": set() if basis is None else memory_of(vars(basis)),
-        }
-        known = set().union(*parts.values(), memory_of([batch.batch for batch in step.batches]))
-        parts["controls"] = watch.read - known
-        found = {f"memory/{part}": _bytes(watch.read & memory) for part, memory in parts.items()}
-        found[PEAK] = _bytes(watch.read) + watch.peak
-        self._most = {name: max(most, found[name]) for name, most in self._most.items()}
+    def on_run_start(self, federation: Federation) -> None:
+        self.federation = federation
 
     @override
     def on_round_end(self, round: Round) -> None:
-        for name, most in self._most.items():
-            round.log(name, most)
+        if round.number % self.every_n_rounds == 0 or round.number == self.federation.max_rounds:
+            for name, value in self.observed().items():
+                round.log(name, value)
+
+    @abstractmethod
+    def observed(self) -> dict[str, float]:
+        """Numbers by name, of the server's model after its step."""
 
 
-def _bytes(memory: set[torch.UntypedStorage]) -> int:
-    return sum(part.nbytes() for part in memory)
+class TrainingLoss(Observer):
+    """Logs ``training_set/loss``, the mean loss of the server's model over all training examples.
 
+    It is that of the module's ``validation_step``, which logs it as ``val_loss``: without what callbacks add to the
+    clients' losses, and of one model, while ``train/loss`` is a mean over the clients' models on their way.
 
-class StepClock(FederatedCallback):
-    """Logs the milliseconds of a local step, a mean over those of a round; the last of the stack.
-
-    A step is all from its batch to the optimizer's step; what callbacks do before the first one and after the last is
-    not in it. The time is this process's on the CPU, which other programs lengthen less than that of the clock.
+    Args:
+        every_n_rounds: rounds from one to the next.
     """
 
-    observes = True
+    def __init__(self, every_n_rounds: PositiveInt = 1) -> None:
+        self.every_n_rounds = every_n_rounds
 
     @override
-    def on_round_start(self, round: Round) -> None:
-        self._seconds, self._steps = 0.0, 0
+    def observed(self) -> dict[str, float]:
+        federation = self.federation
+        model = federation.model.copy()  # what its steps keep is not the run's
+        server = federation.server
+        model.load(server.vector, server.buffers, server.counters)
+        evaluator = Evaluator(model, federation.processes, federation.seed)
+        return {LOSS: evaluator.run_alone("validate", self._batches())["val_loss"]}
+
+    def _batches(self) -> Iterator[Any]:
+        data = self.federation.data
+        for positions in data.partition.train.indices.sort().values.split(_AT_ONCE):
+            yield [tensor[0] for tensor in data.gather(positions[None])]
+
+
+class TrajectoryShare(Observer):
+    """Logs ``trajectory/share``, the share of the energy of the server's moves in their first directions.
+
+    The moves are those of ``TrajectoryPictures``, all of them up to the round, not centred; of at most ``components``
+    moves the share is 1.
+
+    Args:
+        every_n_rounds: rounds from one to the next.
+        components: number of directions.
+        rounds: largest number of moves, the last ones; as many models are kept in memory, twice while they are read.
+    """
+
+    def __init__(
+        self, every_n_rounds: PositiveInt = 20, components: PositiveInt = 50, rounds: PositiveInt = 200
+    ) -> None:
+        self.every_n_rounds = every_n_rounds
+        self.components = components
+        self._pictures = TrajectoryPictures(rounds=rounds)
 
     @override
-    def on_cohort_start(self, cohort: Cohort) -> None:
-        self._before = time.process_time()
+    def on_run_start(self, federation: Federation) -> None:
+        super().on_run_start(federation)
+        self._pictures.on_run_start(federation)
 
     @override
-    def on_step_end(self, cohort: Cohort) -> None:
-        now = time.process_time()
-        self._seconds += now - self._before
-        self._steps += cohort.active
-        self._before = now
+    def on_server_step(self, round: Round) -> None:
+        self._pictures.on_server_step(round)
 
     @override
-    def on_round_end(self, round: Round) -> None:
-        round.log(MILLISECONDS, 1000 * self._seconds / max(1, self._steps))
+    def state_dict(self) -> dict[str, Any]:
+        return self._pictures.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._pictures.load_state_dict(state_dict)
+
+    @override
+    def observed(self) -> dict[str, float]:
+        shares = cumulative_shares(self._pictures.trajectory().values)
+        return {SHARE: float(shares[min(self.components, len(shares)) - 1])}
+
+
+class ClassSilhouette(Observer):
+    """Logs ``features/silhouette``, how distinct the classes are in a layer's features of test examples.
+
+    It is the mean silhouette (Rousseeuw, 1987) by Euclidean distance: 1 where examples of a class are close together
+    and far from the next class, 0 where classes run into each other.
+
+    Args:
+        layer: the submodule whose output, flattened, are the features.
+        every_n_rounds: rounds from one to the next.
+        max_examples: how many test examples, the first ones.
+    """
+
+    def __init__(
+        self, layer: str = "backbone.features", every_n_rounds: PositiveInt = 5, max_examples: PositiveInt = 1000
+    ) -> None:
+        self.every_n_rounds = every_n_rounds
+        self._pictures = FeaturePictures(layer, max_examples=max_examples)
+
+    @override
+    def on_run_start(self, federation: Federation) -> None:
+        super().on_run_start(federation)
+        self._pictures.on_run_start(federation)
+
+    @override
+    def observed(self) -> dict[str, float]:
+        return {SILHOUETTE: silhouette(*self._pictures.read_features())}
+
+
+def silhouette(features: Tensor, classes: Tensor) -> float:
+    """The mean silhouette of examples with features [n, d] by their classes [n]; nan for fewer than two classes."""
+    from sklearn.metrics import silhouette_score
+
+    if len(torch.unique(classes)) < 2:
+        return float("nan")
+    return float(silhouette_score(features.numpy(), classes.numpy()))

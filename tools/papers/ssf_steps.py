@@ -6,8 +6,8 @@
 
 Steps are plain ones of PyTorch, of one client at a time, in the setting of ``ssf_networks``: MNIST-5000, 4 clients, all
 of them in every round, batches of 50. Memory is that of the tensors that a step reads and has not made, and of those
-that live at the same time in it (``observers.StepMemory``), in vectors of the network's d parameters: an MLP, LeNet-5,
-and a wide MLP of 5.6 million parameters, beside which activations are small. Time is that of this process on the CPU,
+that live at the same time in it (``step_observers.StepMemory``), in vectors of the network's d parameters: an MLP,
+LeNet-5, and a wide MLP of 5.6 million parameters, beside which activations are small. Time is that of this process on the CPU,
 on LeNet-5, of five repeats in which the methods take turns; the first round of each run is not counted.
 """
 
@@ -24,7 +24,7 @@ from tools.papers import ssf_networks
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, add_options, extent, opened
 from tools.papers.kept import Number, Quantities, Quantity, numbers_of
-from tools.papers.observers import MILLISECONDS, PARTS, PEAK
+from tools.papers.step_observers import MILLISECONDS, PARTS, PEAK
 from tools.papers.ssf_networks import LENET, RANK, mlp
 from tools.papers.study import Method, Overrides, Results, Study, per_run
 from tools.table import Table
@@ -46,7 +46,7 @@ class StepStudy:
     Attributes:
         title: what is measured.
         networks: what they change in the files, by name.
-        observer: a callback of ``observers``.
+        observer: a callback of ``step_observers``.
         metrics: that it logs.
         measure: from results to the quantities of the table.
         rounds: of every run.
@@ -67,7 +67,7 @@ class StepStudy:
 
     def on(self, network: Overrides) -> Study:
         """The study on one network."""
-        watched = ("trainer.callbacks+", f"tools.papers.observers.{self.observer}")
+        watched = ("trainer.callbacks+", f"tools.papers.step_observers.{self.observer}")
         base = ssf_networks.study(self.title, *network, *self.changed, *_PLAIN, watched)
         return replace(base, methods=METHODS, rounds=self.rounds, evaluate_every=self.rounds, metrics=self.metrics)
 

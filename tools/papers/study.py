@@ -71,6 +71,7 @@ class Method:
         pace: its rounds that stand for one of the others', where it has smaller ones.
         rounds: of its own, in a whole study; None for those of all.
         short: what else is changed where the rounds are cut short, so that a look sees all of the method.
+        metrics: what only its runs log, and is kept beside what is kept of all.
     """
 
     config: str
@@ -78,6 +79,7 @@ class Method:
     pace: int = 1
     rounds: int | None = None
     short: Overrides = ()
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Study:
             every = ("trainer.check_val_every_n_rounds", self.evaluate_every * method.pace)
             changed = (*method.overrides, *common, every, *(method.short if rounds < self.rounds else ()))
             made = method.rounds if method.rounds and rounds == self.rounds else rounds * method.pace
-            runs[name] = [Run(method.config, made, seed, self.metrics, changed) for seed in seeds]
+            metrics = (*self.metrics, *method.metrics)
+            runs[name] = [Run(method.config, made, seed, metrics, changed) for seed in seeds]
         return runs
 
 
@@ -134,6 +137,11 @@ def partitioned(partitioner: str, **arguments: object) -> Overrides:
     """Overrides that deal the data by a partitioner of ``lfl.data``."""
     prefix = "data.init_args.partitioner"
     return ((prefix, f"lfl.data.{partitioner}"), *((f"{prefix}.init_args.{k}", v) for k, v in arguments.items()))
+
+
+def drawn(participants: int) -> tuple[str, object]:
+    """Override that draws so many clients for a round, where they are drawn alike."""
+    return ("trainer.participation.init_args.clients_per_round", participants)
 
 
 def final(outcome: Outcome, metric: str) -> float:

@@ -25,6 +25,7 @@ from tools.papers.study import (
     Results,
     Study,
     accuracy_and_bytes,
+    drawn,
     final,
     parse,
     partitioned,
@@ -64,14 +65,14 @@ _UNIFORM: Overrides = (
 )
 
 
-_FEDMRUR: Overrides = (
+# Of which ten take part in a round, where a study does not say otherwise.
+FEDMRUR_SETTING: Overrides = (
     *_MNIST,
     *_UNIFORM,
     ("model.init_args.backbone", "lfl.models.LeNet5"),
     ("model.init_args.backbone.init_args.norm", "group"),
     ("data.init_args.num_clients", 100),
     ("data.init_args.batch_size", 10),
-    ("trainer.participation.init_args.clients_per_round", 10),
     ("trainer.local_epochs", 3),
     ("optimizer.init_args.lr", 0.1),
     ("optimizer.init_args.weight_decay", 5e-4),
@@ -112,7 +113,7 @@ def fedmrur(title: str, partition: Overrides) -> Study:
                 stack(_HYPERBOLIC, _SAM, callback("ClientMomentum", alpha=0.1)),
             ),
         },
-        (*_FEDMRUR, *partition),
+        (*FEDMRUR_SETTING, drawn(10), *partition),
         rounds=300,
         evaluate_every=5,
         metrics=("val_acc",),
@@ -120,19 +121,34 @@ def fedmrur(title: str, partition: Overrides) -> Study:
     )
 
 
-FLSS_SETTING: Overrides = (
-    *_MNIST,
-    *_UNIFORM,
-    ("model.init_args.backbone", "lfl.models.MLP"),
-    ("model.init_args.backbone.init_args.in_features", 784),
-    ("model.init_args.backbone.init_args.hidden", "[100]"),
-    ("model.init_args.backbone.init_args.num_classes", 10),
-    ("data.init_args.num_clients", 20),
-    ("data.init_args.batch_size", 20),
-    ("trainer.participation.init_args.clients_per_round", 20),
-    ("trainer.local_epochs", 2),
-    ("optimizer.init_args.lr", 0.2),
-)
+def mlp(units: int) -> Overrides:
+    """Overrides that train an MLP with one hidden layer."""
+    return (
+        ("model.init_args.backbone", "lfl.models.MLP"),
+        ("model.init_args.backbone.init_args.in_features", 784),
+        ("model.init_args.backbone.init_args.hidden", f"[{units}]"),
+        ("model.init_args.backbone.init_args.num_classes", 10),
+    )
+
+
+LENET: Overrides = (("model.init_args.backbone", "lfl.models.LeNet5"),)
+
+
+def flss_setting(network: Overrides, lr: float) -> Overrides:
+    """The clients of FLSS's studies, with a network and a learning rate."""
+    return (
+        *_MNIST,
+        *_UNIFORM,
+        *network,
+        ("data.init_args.num_clients", 20),
+        ("data.init_args.batch_size", 20),
+        drawn(20),
+        ("trainer.local_epochs", 2),
+        ("optimizer.init_args.lr", lr),
+    )
+
+
+FLSS_SETTING = flss_setting(mlp(100), lr=0.2)
 
 
 def flss(alpha: float) -> Study:

@@ -77,10 +77,11 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     - ``near``: the paper's numbers (or those that ``told`` describes) by setting and method, met within a ``factor``;
     - ``verdict``, where a person decides.
 
-    and beside it ``settings`` (all of the study by default), ``lower: true`` where less is better, ``statistic``:
-    ``difference`` (default), ``ratio``, ``wins``, or ``plain``, which believes the means; ``never``, the number that
-    stands for what was not reached in a run, its length, which makes differences smaller than they are; and
-    ``numbers``, a text in which ``<method; quantity; setting>`` is the mean (see ``filled``).
+    and beside it ``settings`` (all of the study by default), ``lower: true`` where less is better (or a list of the
+    quantities of which it is), ``statistic``: ``difference`` (default), ``ratio``, ``wins``, or ``plain``, which
+    believes the means; ``never``, the number that stands for what was not reached in a run, its length, which makes
+    differences smaller than they are; and ``numbers``, a text in which ``<method; quantity; setting>`` is the mean (see
+    ``filled``).
 
     Raises:
         KeyError: the numbers lack what the rule asks for.
@@ -161,7 +162,8 @@ def _signs(rule: Mapping[str, Any], numbers: Numbers) -> Iterator[Comparison]:
 
 def compare(told: str, better: Sequence[Number], other: Sequence[Number], rule: Mapping[str, Any]) -> Comparison:
     """Compare what is said to be better with what it is said to be better than, by the rule's statistic."""
-    sign = -1.0 if rule.get("lower") else 1.0
+    lower = rule.get("lower", False)
+    sign = -1.0 if lower is True or (lower and better[0].quantity in _listed(lower)) else 1.0
     if "never" in rule:
         better, other = (
             [replace(row, value=min(row.value, float(rule["never"]))) for row in rows] for rows in (better, other)

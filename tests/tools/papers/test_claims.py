@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.papers import claims_page, reproduce, ssf_networks, ssf_steps
+from tools.papers import claims_page, flss_cost, grids, reproduce, ssf_networks, ssf_steps
 from tools.papers.claims import PAPERS, Claim, claims_of, decided_by, publish
-from tools.papers.grids import grids
-from tools.papers.kept import KEPT, Number, read
+from tools.papers.experiments import Outcome
+from tools.papers.kept import KEPT, Number, numbers_of, read
+from tools.papers.study import Study
 from tools.papers.verdicts import Verdict
 from tools.table import Table
 
@@ -48,13 +49,15 @@ def test_claims_are_whole(paper: str) -> None:
 def test_kept_numbers_are_of_claims() -> None:
     """A file that nothing is decided by would only grow old."""
     used = {study for paper in PAPERS for claim in claims_of(paper) for study in claim.studies}
-    assert used >= {path.stem for path in KEPT.glob("*.csv")} - {"communication"}
+    on_pages_of_results = {"communication", "stacks-compression"}
+    assert used >= {path.stem for path in KEPT.glob("*.csv")} - on_pages_of_results
 
 
 def test_studies_that_are_named_exist() -> None:
     """Those that have not been run yet, too: a wrong name would be taken for one of them."""
-    names = {path.stem for path, _ in grids()} | {f"ssf-{name}" for name in (*ssf_networks.STUDIES, *ssf_steps.STUDIES)}
-    names |= {*reproduce.TARGETS, "compare"}
+    names = {path.stem for path, _ in grids.grids()}
+    names |= {f"ssf-{name}" for name in (*ssf_networks.STUDIES, *ssf_steps.STUDIES)}
+    names |= {*reproduce.TARGETS, "compare", flss_cost.NAME}
     used = {study for paper in PAPERS for claim in claims_of(paper) for study in claim.studies}
     assert used <= names
 
@@ -97,3 +100,39 @@ def test_what_was_cut_short_decides_nothing(tmp_path: Path, capsys: pytest.Captu
     )
     assert "these numbers decide nothing" in capsys.readouterr().out
     assert read(KEPT / "stacks-compression.csv") != [Number("", "A", "x", 0, 1.0)]
+
+
+STUDIES = {
+    f"{command.__name__.rpartition('.')[2]}-{name}": command.STUDIES[name]
+    for commands in grids.STUDIES.values()
+    for command, names in commands.items()
+    for name in names
+}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_rules_ask_for_what_studies_measure(paper: str) -> None:
+    """Of those that have not been run, too: with made-up runs every rule decides something."""
+    for claim in claims_of(paper):
+        if claim.studies and STUDIES.keys() >= set(claim.studies):
+            found = {name: numbers_of(STUDIES[name].measure(made_up(STUDIES[name]))) for name in claim.studies}
+            assert claim.decision(found).verdict in list(Verdict), claim.words
+
+
+def made_up(study: Study) -> dict[str, list[Outcome]]:
+    """Two runs of each method, whose metrics rise."""
+    return {
+        name: [
+            Outcome(
+                number := method.rounds or study.rounds * method.pace,
+                0.0,
+                "",
+                {
+                    metric: {n: n / number + seed / 100 for n in range(study.evaluate_every, number + 1)}
+                    for metric in (*study.metrics, *method.metrics)
+                },
+            )
+            for seed in range(2)
+        ]
+        for name, method in study.methods.items()
+    }

@@ -1,84 +1,83 @@
-"""What local steps take, by hand."""
+"""What observers log: numbers by hand, and the loss of the model that a run ends with."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from worlds import train
+from torch.nn.functional import cross_entropy
 
-from lfl.callback import FederatedCallback
-from lfl.callbacks import SSF, Scaffold
+from lfl.data import Digits, FederatedDataModule, IIDPartitioner
 from lfl.loggers.csv import read_rows
-from lfl.participation import FullParticipation
-from lfl.problems import MatrixRegression, MatrixRegressionData
-from lfl.storage.folders import METRICS_FILE, TIMING_FILE
-from lfl.subspace import LayerwiseSubspace
-from tools.papers import observers
-from tools.papers.observers import MILLISECONDS, PEAK, MemoryWatch, StepClock, StepMemory
-
-DIM, OUTPUTS = 40, 30
-D = DIM * OUTPUTS
-
-
-def test_what_is_read_and_what_lives_at_the_same_time() -> None:
-    """x [1000] is read, in numbers of 4 bytes. The graph keeps y = exp(x) for the gradient, which is as large; y.sum()
-    is one number, its own gradient another one, which is spread without a copy. All is given back."""
-    x = torch.randn(1000, requires_grad=True)
-    with MemoryWatch() as watch:
-        total = x.exp().sum()
-        (gradient,) = torch.autograd.grad(total, x)
-        del total, gradient
-    assert [memory.nbytes() for memory in watch.read] == [4000]
-    assert watch.peak == 4000 + 4000 + 2 * 4
-    assert not watch._made
+from lfl.models import MLP, Classifier
+from tools.papers.observers import (
+    LOSS,
+    SHARE,
+    SILHOUETTE,
+    ClassSilhouette,
+    Observer,
+    TrainingLoss,
+    TrajectoryShare,
+    observer,
+    silhouette,
+)
+from tools.training import fitted
 
 
-def test_views_are_no_memory_of_their_own() -> None:
-    x = torch.randn(10, 10)
-    with MemoryWatch() as watch:
-        kept = x.T[:5].reshape(-1)  # a copy of 50
-        kept.add_(1.0)
-        x.view(-1).mul_(2.0)
-    assert [memory.nbytes() for memory in watch.read] == [400]
-    assert watch.peak == 200
+def logged(observers: list[Observer], rounds: int) -> tuple[dict[int, dict[str, float]], Classifier]:
+    """Metrics by round of a run on digits, and the model that it ends with."""
+    torch.manual_seed(0)
+    data = FederatedDataModule(Digits(), IIDPartitioner(), num_clients=3, batch_size=50)
+    model = Classifier(MLP(in_features=64, hidden=[8], num_classes=10), lr=0.1)
+    with fitted(model, data, max_rounds=rounds, callbacks=observers, seed=0) as trainer:
+        rows = dict(read_rows(Path(trainer.log_dir) / "metrics.csv"))
+    return rows, model
 
 
-def memory(callbacks: list[FederatedCallback], folder: Path) -> dict[str, float]:
-    """Numbers (of 8 bytes) of a step on a problem of [40, 30], of which each client has 6 examples in one batch."""
-    data = MatrixRegressionData(2, 6, DIM, OUTPUTS, batch_size=6)
-    options = {"participation": FullParticipation(), "local_steps": 2, "max_rounds": 1, "trace_steps": False}
-    trainer = train([*callbacks, StepMemory()], folder, MatrixRegression(DIM, OUTPUTS), data, **options)
-    ((_, metrics),) = read_rows(Path(str(trainer.log_dir)) / METRICS_FILE)
-    return {name.removeprefix("memory/"): value / 8 for name, value in metrics.items() if name.startswith("memory/")}
+def test_the_loss_is_that_of_the_servers_model_on_all_training_data() -> None:
+    rows, model = logged([TrainingLoss(2)], rounds=3)
+    assert [number for number, metrics in rows.items() if LOSS in metrics] == [2, 3]  # the last one in any case
+    train, _ = Digits().load()
+    expected = cross_entropy(model(train.inputs), train.targets)
+    assert rows[3][LOSS] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_parts_of_a_step_by_hand(tmp_path: Path) -> None:
-    """FedAvg reads its own model; SCAFFOLD one vector beside it; SSF x, and of r = 10 of 40 rows z, P and P c - P c_i.
-
-    A whole vector more is read by SCAFFOLD than by FedAvg, and by SSF its own three parts; all make the same model and
-    gradients, of which SSF makes its model itself, where the others read theirs.
-    """
-    fedavg, scaffold, ssf = (memory(stack, tmp_path) for stack in ([], [Scaffold()], [SSF(LayerwiseSubspace(10))]))
-    none = {"coordinates": 0.0, "basis": 0.0}
-    small = 2.0  # a client's key, and the like
-    assert {k: v for k, v in fedavg.items() if k in none} == none
-    assert fedavg["model"] == scaffold["model"] == ssf["model"] == D
-    assert fedavg["controls"] <= small
-    assert scaffold["controls"] == pytest.approx(D, abs=small)
-    assert ssf["controls"] == pytest.approx(10 * OUTPUTS, abs=small)
-    assert (ssf["coordinates"], ssf["basis"]) == (10 * OUTPUTS, 10 * DIM)
-    assert scaffold["peak"] - fedavg["peak"] == D
-    assert ssf["peak"] - fedavg["peak"] >= D + 2 * 10 * OUTPUTS + 10 * DIM
-    assert PEAK == "memory/peak"
+def test_observers_change_nothing() -> None:
+    alone, _ = logged([], rounds=2)
+    observed, _ = logged([TrainingLoss(), TrajectoryShare(1, components=1), ClassSilhouette(every_n_rounds=1)], 2)
+    own = {LOSS, SHARE, SILHOUETTE}
+    assert {n: {k: v for k, v in row.items() if k not in own} for n, row in observed.items()} == alone
+    assert observed[1][SHARE] == 1.0  # one move has one direction
+    assert 0.5 < observed[2][SHARE] < 1.0
+    assert -1.0 < observed[2][SILHOUETTE] < 1.0
 
 
-def test_a_step_takes_what_the_clock_of_the_process_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is 1, 2, 4, 8, ...: a client of two steps has it at its start and after each. The first two clients'
-    steps take 1 + 2 and 8 + 16 seconds, so that four steps have a mean of 27 / 4."""
-    ticks = iter(2.0**n for n in range(100))
-    monkeypatch.setattr(observers.time, "process_time", lambda: next(ticks))
-    data = MatrixRegressionData(2, 6, 4, 3, batch_size=6)
-    options = {"participation": FullParticipation(), "local_steps": 2, "max_rounds": 1}
-    trainer = train([StepClock()], tmp_path, MatrixRegression(4, 3), data, **options)
-    rows = [metrics for name in (METRICS_FILE, TIMING_FILE) for _, metrics in read_rows(Path(trainer.log_dir) / name)]
-    assert [metrics[MILLISECONDS] for metrics in rows if MILLISECONDS in metrics] == [1000 * 27 / 4]
+def test_the_share_of_the_first_directions() -> None:
+    """Moves (3, 0), (0, 4) and (0, 0) have energies 16 and 9 in two directions."""
+    share = TrajectoryShare(components=1)
+    server = SimpleNamespace(vector=torch.zeros(2))
+    federation: Any = SimpleNamespace(server=server, layout=SimpleNamespace(layers={"all": slice(0, 2)}), max_rounds=9)
+    share.on_run_start(federation)
+    for move in ([3.0, 0.0], [0.0, 4.0], [0.0, 0.0]):
+        before: Any = SimpleNamespace(server=server.vector, number=1)
+        server.vector = server.vector + torch.tensor(move)
+        share.on_server_step(before)
+    assert share.observed()[SHARE] == pytest.approx(16 / 25)
+    share.components = 50
+    assert share.observed()[SHARE] == pytest.approx(1.0)
+
+
+def test_silhouette_by_hand() -> None:
+    """Classes at 0, 1 and 4, 5: a = 1, b = 4.5 and 3.5, so that s = 7/9, 5/7, 5/7, 7/9."""
+    features = torch.tensor([[0.0], [1.0], [4.0], [5.0]], dtype=torch.float64)
+    assert silhouette(features, torch.tensor([0, 0, 1, 1])) == pytest.approx((7 / 9 + 5 / 7) / 2)
+    assert math.isnan(silhouette(features, torch.zeros(4)))  # one class alone
+
+
+def test_an_observer_as_a_file_has_it() -> None:
+    assert observer(TrainingLoss, every_n_rounds=5) == {
+        "class_path": "tools.papers.observers.TrainingLoss",
+        "init_args": {"every_n_rounds": 5},
+    }

@@ -8,7 +8,7 @@ import pytest
 from tools.papers import ssf_steps
 from tools.papers.experiments import Outcome, Run
 from tools.papers.kept import Numbers
-from tools.papers.observers import MILLISECONDS, PARTS, PEAK
+from tools.papers.step_observers import MILLISECONDS, PARTS, PEAK
 
 
 def outcome(**series: list[float]) -> Any:
@@ -75,7 +75,7 @@ def test_runs_are_watched_and_plain() -> None:
     runs = ssf_steps.STUDIES["memory"].on(ssf_steps.mlp("[7]")).runs([0], 1, "cpu")
     settings = runs["SSF, rank 0.2"][0].settings
     assert settings["trainer.callbacks.init_args.subspace.init_args.rank"] == 0.2
-    assert settings["trainer.callbacks+"] == "tools.papers.observers.StepMemory"
+    assert settings["trainer.callbacks+"] == "tools.papers.step_observers.StepMemory"
     assert list(settings).index("trainer.callbacks+") > list(settings).index(ssf_steps.RANK)
     assert (settings["trainer.engine"], settings["trainer.trace_steps"]) == ("sequential", False)
     assert (settings["trainer.local_epochs"], settings["trainer.local_steps"]) == ("null", 2)

@@ -8,7 +8,7 @@ import pytest
 
 from lfl.cli import FederatedCLI
 from tools import CONFIGS
-from tools.papers import compressors, flss, ssf_networks, stacks, tables
+from tools.papers import compressors, fedmrur, flss, flss_convergence, flss_figures, ssf_networks, stacks, tables
 from tools.papers.experiments import Outcome
 from tools.papers.kept import tabulate
 from tools.papers.study import Study
@@ -40,12 +40,22 @@ def test_compressors_are_read_three_times() -> None:
     assert (end, at_upload, both) == (pytest.approx([40]), pytest.approx([25]), pytest.approx([25]))
     quantities = compressors.measure(results)
     assert quantities["accuracy % at FLSS's upload"].values["FedAvg"] == pytest.approx([25])
+    leads = quantities["lead at the end"].values
+    assert leads == {"FLSS over FedAvg": pytest.approx([-10]), "Sign + EF + FLSS over Sign + EF": [0.0]}
     assert quantities["MB up"].values["FLSS"] == [8.0]
 
 
 CHANGED = [
     (study, name)
-    for study in (compressors.study(0.1), tables.flss(0.1), *flss.STUDIES.values(), ssf_networks.STUDIES["lenet"])
+    for study in (
+        compressors.study(0.1),
+        tables.flss(0.1),
+        *fedmrur.STUDIES.values(),
+        *flss.STUDIES.values(),
+        *flss_convergence.STUDIES.values(),
+        *flss_figures.STUDIES.values(),
+        ssf_networks.STUDIES["lenet"],
+    )
     for name, method in study.methods.items()
     if method.overrides
 ]
@@ -72,13 +82,20 @@ def test_rounds_to_targets() -> None:
 @pytest.mark.filterwarnings("ignore")  # whatever Lightning deprecates; the runs are the subject
 @pytest.mark.parametrize(
     ("command", "study"),
-    [(command, study) for command in (compressors, flss, ssf_networks, stacks, tables) for study in command.STUDIES],
+    [
+        (command, study)
+        for command in (compressors, fedmrur, flss, flss_convergence, flss_figures, ssf_networks, stacks, tables)
+        for study in command.STUDIES
+    ],
 )
 def test_quick_study(command: ModuleType, study: str, tmp_path: Path) -> None:
     command.main([study, "--quick", "--rounds", "5", "--output", str(tmp_path)])
     (path,) = (found for found in tmp_path.glob("*.csv") if not found.stem.endswith("-numbers"))
     with path.open(newline="") as file:
-        assert [line["method"] for line in csv.DictReader(file)] == list(command.STUDIES[study].methods)
+        lines = [line["method"] for line in csv.DictReader(file)]
+    methods = list(command.STUDIES[study].methods)
+    assert lines[: len(methods)] == methods
+    assert all(" over " in line for line in lines[len(methods) :])  # pairs of them
     assert "these numbers decide nothing" in path.with_suffix(".md").read_text()
     figures = path.with_name(f"{path.stem}-report") / "figures"
-    assert (figures / "val_acc_round.png").read_bytes().startswith(b"\x89PNG")
+    assert (figures / f"{command.STUDIES[study].metrics[0]}_round.png").read_bytes().startswith(b"\x89PNG")

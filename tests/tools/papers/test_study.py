@@ -1,5 +1,7 @@
 """A study's own table and the report of its runs say the same."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -67,12 +69,24 @@ def test_a_method_may_have_rounds_of_its_own() -> None:
     assert STUDY.runs([0], 5, "cpu")["longer"][0].rounds == 5  # a look
 
 
+def test_a_method_may_log_what_others_do_not() -> None:
+    study = replace(STUDY, methods={**STUDY.methods, "H": Method("fedavg.yaml", metrics=("ratio",))})
+    runs = study.runs([0], 160, "cpu")
+    assert runs["H"][0].metrics == (*STUDY.metrics, "ratio")
+    assert runs["FedAvg"][0].metrics == STUDY.metrics
+
+
 def test_a_look_ends_the_warm_up_of_flss_early() -> None:
     """So that it projects, too."""
     warmup = "trainer.callbacks.init_args.warmup_rounds"
     study = flss.STUDIES["noise"]
     lengths = [dict(study.runs([0], rounds, "cpu")["FLSS"][0].overrides)[warmup] for rounds in (160, 10)]
     assert lengths == [80, 4]
+    stacks = [
+        dict(flss.STUDIES["lenet"].runs([0], rounds, "cpu")["Sign + EF + FLSS"][0].overrides)["trainer.callbacks"]
+        for rounds in (160, 10)
+    ]
+    assert [json.loads(str(stack))[0]["init_args"]["warmup_rounds"] for stack in stacks] == [100, 4]
 
 
 def test_some_methods_come_with_those_they_are_measured_by() -> None:

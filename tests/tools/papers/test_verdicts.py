@@ -41,6 +41,16 @@ def test_several_quantities_and_a_text_beside_the_rule() -> None:
     assert decision.verdict == Verdict.HOLDS
 
 
+def test_less_may_be_better_of_some_quantities_alone() -> None:
+    """A has one accuracy more with every seed, and takes two rounds less."""
+    values = {"accuracy": {"A": 91.0, "B": 90.0}, "rounds": {"A": 3.0, "B": 5.0}}
+    rows = [Number("", m, q, i, v + i / 10) for q, by in values.items() for m, v in by.items() for i in range(3)]
+    rule = {"better": "A", "than": "B", "quantity": ["accuracy", "rounds"]}
+    assert verdict({**rule, "lower": ["rounds"]}, Numbers(rows)) == "holds"
+    assert verdict({**rule, "lower": True}, Numbers(rows)) == "does not hold"
+    assert verdict(rule, Numbers(rows)) == "does not hold"
+
+
 def test_what_an_interval_leaves_open_is_not_tested() -> None:
     found = numbers({"A": [1.0, 3.0, 2.0], "B": [0.0, 4.0, 1.0], "C": [9.0, 9.0, 9.5]})
     decision = decide({"better": "A", "than": "B", "quantity": "q"}, found)
