@@ -21,6 +21,7 @@ from tools.papers import compressors
 from tools.papers.kept import Quantities, Quantity
 from tools.papers.study import (
     BOTH_WAYS,
+    LENET,
     UP,
     Method,
     Overrides,
@@ -33,7 +34,7 @@ from tools.papers.study import (
     run_studies,
     within_bytes_of,
 )
-from tools.papers.tables import FLSS_SETTING, LENET, flss_setting
+from tools.papers.tables import FLSS_SETTING, flss_setting
 
 _OWN = "trainer.callbacks.init_args"
 WARMUP, ROUNDS = 80, 160

@@ -34,8 +34,8 @@ from tools.papers.observers import (
     TrajectoryShare,
     observer,
 )
-from tools.papers.study import Method, Overrides, Results, Study, final, last, parse, per_run, run_studies
-from tools.papers.tables import FLSS_SETTING, LENET, callback, flss_setting, mlp, stack
+from tools.papers.study import LENET, Method, Overrides, Results, Study, final, last, mlp, parse, per_run, run_studies
+from tools.papers.tables import FLSS_SETTING, callback, flss_setting, stack
 
 _COMPONENTS, _MOVES = 50, 200
 

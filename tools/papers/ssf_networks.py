@@ -21,12 +21,14 @@ from tools.papers.experiments import Laboratory, Outcome, extent, opened
 from tools.papers.kept import Quantities
 from tools.papers.study import (
     BOTH_WAYS,
+    LENET_NORM,
     Method,
     Overrides,
     Results,
     Study,
     accuracy_and_bytes,
     last,
+    mlp,
     parse,
     partitioned,
     per_run,
@@ -40,18 +42,6 @@ TUNING_SEED = 1000
 LOSS = "train/loss"
 _RATE = "optimizer.init_args.lr"
 RANK = "trainer.callbacks.init_args.subspace.init_args.rank"
-_BACKBONE = "model.init_args.backbone"
-LENET: Overrides = ((_BACKBONE, "lfl.models.LeNet5"), (f"{_BACKBONE}.init_args.norm", "group"))
-
-
-def mlp(hidden: str) -> Overrides:
-    """Overrides for an MLP on MNIST, with hidden layers as on the command line."""
-    return (
-        (_BACKBONE, "lfl.models.MLP"),
-        (f"{_BACKBONE}.init_args.in_features", 784),
-        (f"{_BACKBONE}.init_args.hidden", hidden),
-        (f"{_BACKBONE}.init_args.num_classes", 10),
-    )
 
 
 def measure(results: Results) -> Quantities:
@@ -119,8 +109,8 @@ def loss_of(outcome: Outcome) -> float:
 
 
 STUDIES = {
-    "mlp": study("MLP 784-100-10", *mlp("[100]")),
-    "lenet": study("LeNet-5 with GroupNorm", *LENET),
+    "mlp": study("MLP 784-100-10", *mlp(100)),
+    "lenet": study("LeNet-5 with GroupNorm", *LENET_NORM),
 }
 
 

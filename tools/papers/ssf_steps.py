@@ -7,8 +7,8 @@
 Steps are plain ones of PyTorch, of one client at a time, in the setting of ``ssf_networks``: MNIST-5000, 4 clients, all
 of them in every round, batches of 50. Memory is that of the tensors that a step reads and has not made, and of those
 that live at the same time in it (``step_observers.StepMemory``), in vectors of the network's d parameters: an MLP,
-LeNet-5, and a wide MLP of 5.6 million parameters, beside which activations are small. Time is that of this process on the CPU,
-on LeNet-5, of five repeats in which the methods take turns; the first round of each run is not counted.
+LeNet-5, and a wide MLP of 5.6 million parameters, beside which activations are small. Time is that of this process on
+the CPU, on LeNet-5, of five repeats in which the methods take turns; the first round of each run is not counted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tools.papers import ssf_networks
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, add_options, extent, opened
 from tools.papers.kept import Number, Quantities, Quantity, numbers_of
+from tools.papers.ssf_networks import RANK
 from tools.papers.step_observers import MILLISECONDS, PARTS, PEAK
-from tools.papers.ssf_networks import LENET, RANK, mlp
-from tools.papers.study import Method, Overrides, Results, Study, per_run
+from tools.papers.study import LENET_NORM, Method, Overrides, Results, Study, mlp, per_run
 from tools.table import Table
 
 METHODS = {
@@ -135,7 +135,7 @@ def multiples(quantity: Quantity, of: str) -> Quantity:
 STUDIES = {
     "memory": StepStudy(
         "Memory of a local step, vectors of d numbers",
-        {"MLP 784-100-10": mlp("[100]"), _LENET: LENET, "MLP 784-2000-2000-10": mlp("[2000, 2000]")},
+        {"MLP 784-100-10": mlp(100), _LENET: LENET_NORM, "MLP 784-2000-2000-10": mlp(2000, 2000)},
         "StepMemory",
         (*(f"memory/{part}" for part in PARTS), PEAK),
         memory_of,
@@ -146,7 +146,7 @@ STUDIES = {
     ),
     "time": StepStudy(
         "Time of a local step on the CPU",
-        {_LENET: LENET},
+        {_LENET: LENET_NORM},
         "StepClock",
         (MILLISECONDS,),
         time_of,

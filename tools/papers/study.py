@@ -139,6 +139,21 @@ def partitioned(partitioner: str, **arguments: object) -> Overrides:
     return ((prefix, f"lfl.data.{partitioner}"), *((f"{prefix}.init_args.{k}", v) for k, v in arguments.items()))
 
 
+LENET: Overrides = (("model.init_args.backbone", "lfl.models.LeNet5"),)
+LENET_NORM: Overrides = (*LENET, ("model.init_args.backbone.init_args.norm", "group"))
+
+
+def mlp(*units: int) -> Overrides:
+    """Overrides that train an MLP on MNIST, with hidden layers of so many units."""
+    backbone = "model.init_args.backbone"
+    return (
+        (backbone, "lfl.models.MLP"),
+        (f"{backbone}.init_args.in_features", 784),
+        (f"{backbone}.init_args.hidden", str(list(units))),
+        (f"{backbone}.init_args.num_classes", 10),
+    )
+
+
 def drawn(participants: int) -> tuple[str, object]:
     """Override that draws so many clients for a round, where they are drawn alike."""
     return ("trainer.participation.init_args.clients_per_round", participants)

@@ -20,6 +20,7 @@ from functools import partial
 from tools.papers.kept import Quantities
 from tools.papers.study import (
     BOTH_WAYS,
+    LENET_NORM,
     Method,
     Overrides,
     Results,
@@ -27,6 +28,7 @@ from tools.papers.study import (
     accuracy_and_bytes,
     drawn,
     final,
+    mlp,
     parse,
     partitioned,
     per_run,
@@ -69,8 +71,7 @@ _UNIFORM: Overrides = (
 FEDMRUR_SETTING: Overrides = (
     *_MNIST,
     *_UNIFORM,
-    ("model.init_args.backbone", "lfl.models.LeNet5"),
-    ("model.init_args.backbone.init_args.norm", "group"),
+    *LENET_NORM,
     ("data.init_args.num_clients", 100),
     ("data.init_args.batch_size", 10),
     ("trainer.local_epochs", 3),
@@ -119,19 +120,6 @@ def fedmrur(title: str, partition: Overrides) -> Study:
         metrics=("val_acc",),
         measure=measure_fedmrur,
     )
-
-
-def mlp(units: int) -> Overrides:
-    """Overrides that train an MLP with one hidden layer."""
-    return (
-        ("model.init_args.backbone", "lfl.models.MLP"),
-        ("model.init_args.backbone.init_args.in_features", 784),
-        ("model.init_args.backbone.init_args.hidden", f"[{units}]"),
-        ("model.init_args.backbone.init_args.num_classes", 10),
-    )
-
-
-LENET: Overrides = (("model.init_args.backbone", "lfl.models.LeNet5"),)
 
 
 def flss_setting(network: Overrides, lr: float) -> Overrides:

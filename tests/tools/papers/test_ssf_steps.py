@@ -9,6 +9,7 @@ from tools.papers import ssf_steps
 from tools.papers.experiments import Outcome, Run
 from tools.papers.kept import Numbers
 from tools.papers.step_observers import MILLISECONDS, PARTS, PEAK
+from tools.papers.study import mlp
 
 
 def outcome(**series: list[float]) -> Any:
@@ -72,7 +73,7 @@ def test_methods_take_turns() -> None:
 
 
 def test_runs_are_watched_and_plain() -> None:
-    runs = ssf_steps.STUDIES["memory"].on(ssf_steps.mlp("[7]")).runs([0], 1, "cpu")
+    runs = ssf_steps.STUDIES["memory"].on(mlp(7)).runs([0], 1, "cpu")
     settings = runs["SSF, rank 0.2"][0].settings
     assert settings["trainer.callbacks.init_args.subspace.init_args.rank"] == 0.2
     assert settings["trainer.callbacks+"] == "tools.papers.step_observers.StepMemory"
