@@ -10,16 +10,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from lfl.hooks import NonFiniteUpdateError
+from lfl.sweep.workers import Failure, WorkerPool
 from tools.papers.runs import RunFolder, fit, newest
 
 Series = dict[int, float]
@@ -105,7 +104,7 @@ class Laboratory:
         self.configs, self.output, self.jobs, self.tell = configs, output, jobs, tell
         self._reuse = reuse
         self._made: dict[Run, Outcome] = {}
-        self._pool: ProcessPoolExecutor | None = None  # started when it is needed, and kept: imports take seconds
+        self._pool: WorkerPool | None = None  # that of `lfl sweep`, started when it is needed
 
     @property
     def _results(self) -> Path:
@@ -116,9 +115,9 @@ class Laboratory:
         return self._results / run.name(self.configs)
 
     def close(self) -> None:
-        """End the processes; runs that have not started are not made."""
+        """End the processes, and the runs that they are in; those that are repeated begin anew."""
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.close()
             self._pool = None
 
     def outcomes(self, runs: Iterable[Run]) -> dict[Run, Outcome]:
@@ -150,10 +149,12 @@ class Laboratory:
                 yield run, make(run, self.configs, path)
             return
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (1,))
-        futures = {self._pool.submit(make, run, self.configs, path): run for run, path in missing}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+            self._pool = WorkerPool(self.jobs, one_thread)
+        for number, result in self._pool.results([(make, (run, self.configs, path)) for run, path in missing]):
+            run, _ = missing[number]
+            if isinstance(result, Failure):
+                raise RuntimeError(f"{describe(run)}: {result.message}")
+            yield run, result
 
 
 def extent(options: argparse.Namespace, rounds: int, seeds: int, quick_rounds: int) -> tuple[int, int]:
@@ -188,6 +189,12 @@ def opened(options: argparse.Namespace, output: Path) -> Iterator[Laboratory]:
 
 def _tell(said: str) -> None:
     print(said, file=sys.stderr, flush=True)
+
+
+def one_thread(size: int, place: int) -> None:
+    """Prepare a process for runs of one thread, whatever their number and its place are."""
+    del size, place
+    torch.set_num_threads(1)
 
 
 def make(run: Run, configs: Path, path: Path) -> Outcome:
