@@ -348,7 +348,7 @@ class FLSS(FederatedCallback):
 
 
 def layer_sizes(layout: ParameterLayout, shared: Tensor | None = None) -> list[int]:
-    """How many numbers of a vector each layer has, in order; layers without any are left out.
+    """The number of entries of a vector that each layer has, in order; layers without any are left out.
 
     Args:
         layout: where each parameter lies in a vector [D].

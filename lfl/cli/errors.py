@@ -74,7 +74,7 @@ def describe_error(error: Exception) -> str:
 
 
 def is_about_settings(error: Exception) -> bool:
-    """Whether the user can mend an error by a setting or a file, so that its message is enough, without a traceback.
+    """Return whether the user can mend an error by a setting or a file, so that its message is enough without a trace.
 
     True if the error was raised by lfl or by a library that lfl called. False if it passed through the user's own code
     (except for ``check`` and ``on_run_start``, which refuse settings), or was raised by torch during a computation.

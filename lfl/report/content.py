@@ -119,7 +119,7 @@ class Report:
 
     @cached_property
     def costs(self) -> dict[str, dict[str, Costs]]:
-        """What targets cost, by axis and label; empty where none was reached."""
+        """The costs of targets by axis and label; empty where none was reached."""
         return costs_of(self.comparison.groups, self.targets)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What targets cost: rounds, bytes and seconds of every run until it reached them."""
+"""The costs of targets: rounds, bytes and seconds of every run until it reached them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from lfl.report.groups import Group
 from lfl.report.metrics import AXES, Target
 from lfl.report.tables import cost
 
+FEWEST_OF_BOX = 5  # runs: quartiles of fewer say less than the runs themselves
+
 
 @dataclass(frozen=True)
 class Costs:
-    """What a group's runs spent until they reached targets.
+    """The costs of targets to a group's runs, until they reached them.
 
     Attributes:
         values: for each target the costs of the runs, of those that have the metric and the axis; inf for never.
@@ -33,7 +35,7 @@ class Costs:
 
 
 def costs_of(groups: Sequence[Group], targets: Sequence[Target]) -> dict[str, dict[str, Costs]]:
-    """What targets cost, by axis of ``AXES`` and label of the group, where some run has reached one."""
+    """The costs of targets by axis of ``AXES`` and label of the group, where some run has reached one."""
     found = {axis: {group.label: _of(group, targets, axis) for group in groups} for axis in AXES}
     return {axis: costs for axis, costs in found.items() if any(any(c.reached) for c in costs.values())}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lfl.report.costs import Costs, spans_decades
+from lfl.report.costs import FEWEST_OF_BOX, Costs, spans_decades
 from lfl.report.curves import Curve
 from lfl.report.metrics import AXES, Target
 from lfl.report.styles import Style, shortened
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-_FEWEST_OF_BOX = 5  # runs: quartiles of fewer say less than the runs themselves
 # Of matplotlib, about figures that are written all the same: letters that its font lacks, no room for the axes.
 _HARMLESS = ("Glyph .* missing from", "Matplotlib currently does not support", "constrained_layout not applied")
 
@@ -121,7 +120,7 @@ def costs_figure(
 
 def _draw_runs(axes: Axes, place: float, width: float, values: Sequence[float], colour: str) -> None:
     """Draw the values of runs at a place: a box, or the few there are as points."""
-    if len(values) < _FEWEST_OF_BOX:
+    if len(values) < FEWEST_OF_BOX:
         axes.plot([place] * len(values), values, "o", color=colour, markersize=3)
         return
     looks: dict[str, Any] = {f"{part}props": {"color": colour} for part in ("box", "whisker", "cap", "median")}
@@ -146,7 +145,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def _shown(labels: Iterable[str]) -> dict[str, str]:
-    """What legends say, by label; a dollar is one, and begins no formula."""
+    """The texts of legends by label; a dollar is one, and begins no formula."""
     return {label: text.replace("$", r"\$") for label, text in shortened(labels).items()}
 
 

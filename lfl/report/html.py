@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lfl.report.content import Report
-from lfl.report.costs import spans_decades
+from lfl.report.costs import FEWEST_OF_BOX, spans_decades
 from lfl.report.curves import MOST_POINTS, Curve
 from lfl.report.metrics import AXES
 from lfl.report.numbers import digits_for
@@ -113,6 +113,7 @@ def _data(report: Report, partitions: Partitions, curves: Mapping[str, Mapping[s
             axis: {label: list(map(_short, costs.reached)) for label, costs in of.items()}
             for axis, of in report.costs.items()
         },
+        "fewest": FEWEST_OF_BOX,
         "decades": [axis for axis, of in report.costs.items() if spans_decades(of)],
         "titles": AXES,
         "curves": {m: {label: _curve(curve) for label, curve in of.items()} for m, of in curves.items()},

@@ -88,7 +88,7 @@ Wanted = tuple[Case, int]
 
 
 def is_halved(outcome: Outcome) -> bool:
-    """Whether the mean distance of the last quarter of the rounds is at most half of the start's."""
+    """Return whether the mean distance of the last quarter of the rounds is at most half of the start's."""
     distances = list(outcome.series[DISTANCE].values())
     tail = distances[-max(1, len(distances) // 4) :]
     return sum(tail) / len(tail) <= START / 2

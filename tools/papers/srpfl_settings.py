@@ -86,7 +86,7 @@ def less(first: Values, second: Values) -> dict[str, list[float]]:
 
 
 def times(a: float, b: float) -> float:
-    """How many times b a is; NaN where b was never reached."""
+    """The ratio of a to b; NaN where b was never reached."""
     return a / b if math.isfinite(b) else math.nan
 
 

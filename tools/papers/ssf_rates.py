@@ -22,7 +22,7 @@ START = 1.0  # the relative error of X = 0, where all runs start
 
 @dataclass(frozen=True)
 class Cell:
-    """Who searches, and where.
+    """A search: its method and its place.
 
     Attributes:
         heterogeneity: of the toy problem.
@@ -119,7 +119,7 @@ def error_at_end(outcome: Outcome, rounds: int) -> float:
 
 
 def has_diverged(error: float) -> bool:
-    """Whether an error at the end is not finite, or above that of the start."""
+    """Return whether an error at the end is not finite, or above that of the start."""
     return not error <= START
 
 

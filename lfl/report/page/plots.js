@@ -85,7 +85,7 @@ function drawCosts() {
   const axis = by("costaxis").value, traces = [];
   for (const group of drawnGroups()) {
     const of = data.costs[axis][group.label];
-    const few = Math.max(...of.map((values) => values.length)) < 5;
+    const few = Math.max(...of.map((values) => values.length)) < data.fewest;
     traces.push({
       type: "box", name: group.label, x: of.flatMap((values, number) => values.map(() => data.targets[number])), y: of.flat(),
       boxpoints: few ? "all" : "outliers", pointpos: 0, jitter: 0.2, marker: { color: group.colour, size: few ? 7 : 4 },
