@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Number, Numbers, read, write
 from tools.papers.verdicts import Decision, Verdict, decide
 from tools.table import Table
@@ -90,24 +91,26 @@ def decided_by(study: str, numbers: Sequence[Number]) -> Table:
     return table
 
 
-def publish(name: str, table: Table, numbers: Sequence[Number], folder: Path, options: argparse.Namespace) -> None:
-    """Show a study's table and the claims that its numbers decide; write table and numbers.
+def publish(name: str, found: Findings, folder: Path, options: argparse.Namespace) -> None:
+    """Show a study's table and the claims that its numbers decide; write table and numbers, draw its figures.
 
     Numbers of runs that were cut short decide nothing, and are not kept.
 
     Args:
         name: of the study, and of its files.
-        table: for people.
-        numbers: of all its runs.
+        found: what it has found.
         folder: of the files.
         options: of the command line, as ``experiments.add_options`` has them.
     """
+    table, numbers = found.table, found.numbers
     is_short = bool(options.quick or options.rounds)
     if is_short:
         table.notes.append("Cut short, for a look: these numbers decide nothing.")
     table.write(folder, name)
     table.show()
     write(numbers, folder / f"{name}-numbers.csv")
+    if found.draw is not None:
+        found.draw(folder / f"{name}.png")
     if is_short:
         return
     if options.keep:

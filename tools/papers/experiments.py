@@ -159,10 +159,13 @@ class Laboratory:
 
 def extent(options: argparse.Namespace, rounds: int, seeds: int, quick_rounds: int) -> tuple[int, int]:
     """Rounds of every run, and the number of seeds: what the options say, else those of the results, or of a look."""
-    return (
-        options.rounds or (quick_rounds if options.quick else rounds),
-        options.seeds or (1 if options.quick else seeds),
-    )
+    return options.rounds or (quick_rounds if options.quick else rounds), seeds_of(options, seeds)
+
+
+def seeds_of(options: argparse.Namespace, seeds: int, quick: int = 1) -> int:
+    """The number of seeds: what the options say, else that of the results, or of a look."""
+    asked: int | None = options.seeds
+    return asked or (quick if options.quick else seeds)
 
 
 def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:

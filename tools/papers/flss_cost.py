@@ -36,6 +36,7 @@ from lfl.participation import FullParticipation
 from lfl.subspace.streaming import StreamingBasis
 from tools.papers.claims import publish
 from tools.papers.communication import NETWORKS
+from tools.papers.findings import Findings
 from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.runs import RunFolder
 from tools.training import fitted
@@ -197,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     repeats = options.repeats or (1 if options.quick else 5)
     found = quantities({name: [measured(case, _SAMPLED) for _ in range(repeats)] for name, case in cases.items()})
     table = tabulate(f"FLSS beside one client's training, one thread, {repeats} repeat(s)", found, "network")
-    publish(NAME, table, numbers_of(found), options.output, options)
+    publish(NAME, Findings(table, numbers_of(found)), options.output, options)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from tools import CONFIGS
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.findings import Findings
 from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.study import final, last
 
@@ -72,7 +73,7 @@ def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
         "Accuracy on the test set, mean of the last tenth of the evaluations, ± std over seeds. Epsilon of all rounds, "
         "at the config's delta; infinite without noise."
     ]
-    publish("privacy", table, numbers_of(quantities), laboratory.output, options)
+    publish("privacy", Findings(table, numbers_of(quantities)), laboratory.output, options)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

@@ -36,24 +36,18 @@ from tools import CONFIGS
 from tools.papers import srpfl, srpfl_examples, srpfl_theory, ssf, ssf_complement, ssf_rates, ssf_rho, ssf_speedup, ssgd
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, add_options, opened
-from tools.papers.kept import Number
-from tools.table import Table
+from tools.papers.findings import Findings
 
 
 class Target(Protocol):
     """A table or a figure of a paper."""
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs, and the figure if there is one; give the table and the numbers.
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found.
 
         Args:
             laboratory: makes the runs.
-            seeds: runs of every method; None for as many as the results have.
-            rounds: of every run, at most; None for as many as the results have.
-            quick: make everything once, on few rounds.
-            figure: the path of the figure.
+            options: how many, as ``experiments.add_options`` has them.
         """
 
 
@@ -70,13 +64,6 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def reproduce(name: str, laboratory: Laboratory, options: argparse.Namespace) -> None:
-    """Make the runs of one target; show and write its table, draw its figure."""
-    target, figure = TARGETS[name], laboratory.output / f"{name}.png"
-    table, numbers = target.reproduce(laboratory, options.seeds, options.rounds, options.quick, figure)
-    publish(name, table, numbers, laboratory.output, options)
-
-
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="+", choices=[*TARGETS, "all"])
@@ -90,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     output = options.output or Path("runs/reproduce_quick" if options.quick else "runs/reproduce")
     with opened(options, output) as laboratory:
         for name in TARGETS if "all" in options.targets else dict.fromkeys(options.targets):
-            reproduce(name, laboratory, options)
+            publish(name, TARGETS[name].reproduce(laboratory, options), laboratory.output, options)
 
 
 if __name__ == "__main__":

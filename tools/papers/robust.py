@@ -23,6 +23,7 @@ from pathlib import Path
 from tools import CONFIGS
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.findings import Findings
 from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.study import Overrides, final
 
@@ -86,7 +87,7 @@ def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
     quantities = measure(results)
     table = tabulate(title, quantities, "aggregator")
     table.notes = ["Accuracy on the test set in percent, mean of the last tenth of the evaluations, ± std over seeds."]
-    publish("robust", table, numbers_of(quantities), laboratory.output, options)
+    publish("robust", Findings(table, numbers_of(quantities)), laboratory.output, options)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

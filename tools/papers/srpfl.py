@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from lfl.problems import LinearRepresentationData
 from lfl.problems.doubling import DoublingPoints
 from lfl.problems.linear_representation import leading_subspace, principal_distance
-from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.experiments import Laboratory, Outcome, Run, seeds_of
+from tools.papers.findings import Findings
 from tools.papers.kept import Number
 from tools.papers.summaries import three_digits
 from tools.table import Table
@@ -234,13 +236,11 @@ class SpeedupFigure:
     scenarios: Sequence[Scenario] = SCENARIOS
     seeds: int = 20
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs, draw the figure; give the table and the numbers."""
-        seeds, rounds = seeds or (1 if quick else self.seeds), rounds or (70 if quick else None)
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        seeds, rounds = seeds_of(options, self.seeds), options.rounds or (70 if options.quick else None)
         config = laboratory.configs / CONFIGS[SRPFL]
-        problems = [Problem.of_config(config, size) for size in (self.sizes[:2] if quick else self.sizes)]
+        problems = [Problem.of_config(config, size) for size in (self.sizes[:2] if options.quick else self.sizes)]
         runs = {
             (scenario, problem.num_clients, method): [
                 problem.run(scenario, method, seed, rounds) for seed in range(seeds)
@@ -249,8 +249,7 @@ class SpeedupFigure:
             for problem in problems
             for method in CONFIGS
         }
-        found = laboratory.outcomes(run for group in runs.values() for run in group)
-        curves = {case: Curves([found[run] for run in group]) for case, group in runs.items()}
+        curves = {case: Curves(outcomes) for case, outcomes in laboratory.by_group(runs).items()}
         results = {
             scenario: {
                 problem.num_clients: Comparison(
@@ -261,8 +260,8 @@ class SpeedupFigure:
             for scenario in self.scenarios
         }
         theory = {s: {p.num_clients: p.points(s).speedup(p.target) for p in problems} for s in self.scenarios}
-        plot(results, theory, figure)
-        return self.tabulate(results, theory, problems, seeds), numbers(results)
+        table = self.tabulate(results, theory, problems, seeds)
+        return Findings(table, numbers(results), lambda path: plot(results, theory, path))
 
     def tabulate(
         self,

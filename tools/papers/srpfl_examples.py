@@ -7,15 +7,15 @@ one of d, n_0 and N differs from case to case.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.experiments import Laboratory, Outcome, Run, seeds_of
+from tools.papers.findings import Findings
 from tools.papers.kept import Number, Quantity, tabulate
 from tools.papers.srpfl import CONFIGS, DISTANCE, SRPFL, START
-from tools.table import Table
 
 GRID = (
     3,
@@ -122,24 +122,21 @@ class LeastExamples:
 
     cases: Sequence[Case] = CASES
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers."""
-        del figure
-        count, rounds = seeds or (1 if quick else _SEEDS), rounds or ROUNDS
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        count, rounds = seeds_of(options, _SEEDS), options.rounds or ROUNDS
 
         def will_do(examples: Mapping[Wanted, int]) -> dict[Wanted, bool]:
             runs = {(case, seed): case.run(number, seed, rounds) for (case, seed), number in examples.items()}
             found = laboratory.outcomes(runs.values())
             return {key: is_halved(found[run]) for key, run in runs.items()}
 
-        cases = self.cases[:2] if quick else self.cases
+        cases = self.cases[:2] if options.quick else self.cases
         by_key = least([(case, seed) for case in cases for seed in range(count)], will_do)
         found = {case: [by_key[case, seed] for seed in range(count)] for case in cases}
         title = f"{SRPFL}: the least m by which {ROUNDS} rounds of n_0 clients halve the distance, {count} runs"
         table = tabulate(title, {"least m": Quantity({str(case): values for case, values in found.items()})}, "sizes")
-        return table, numbers(found)
+        return Findings(table, numbers(found))
 
 
 def numbers(found: Mapping[Case, Sequence[float]]) -> list[Number]:

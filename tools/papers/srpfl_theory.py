@@ -6,16 +6,17 @@ and C = 0, and runs of one study that another one has made are not made again.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfl.problems.doubling import DoublingPoints
-from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.experiments import Laboratory, Outcome, Run, seeds_of
+from tools.papers.findings import Findings
 from tools.papers.kept import Number, Quantity, tabulate
 from tools.papers.srpfl import (
     BAD_STARTS,
@@ -112,17 +113,14 @@ class Targets:
 
     sizes: Sequence[int] = (64, 256)
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers."""
-        del figure
-        count = seeds or (1 if quick else _SEEDS)
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        count = seeds_of(options, _SEEDS)
         columns = ["N", "target / stall", "rounds", "time", "speed-up", "lemma"]
         table = Table(f"SRPFL, section 4: FedRep → {SRPFL} until a distance, {count} runs", columns)
         numbers = []
-        for problem in problems(laboratory, self.sizes, quick):
-            runs = {method: [self.run(problem, method, seed, rounds) for seed in range(count)] for method in CONFIGS}
+        for problem in problems(laboratory, self.sizes, options.quick):
+            runs = {name: [self.run(problem, name, seed, options.rounds) for seed in range(count)] for name in CONFIGS}
             found = laboratory.by_group(runs)
             by_ratio = {
                 ratio: Comparison(ratio * problem.floor, {method: Curves(group) for method, group in found.items()})
@@ -136,7 +134,7 @@ class Targets:
             "targets: the stages before the last are the same for all. '-' was not reached, ± a standard error; "
             "'lemma' is the speed-up that Lemma B.1 expects."
         )
-        return table, numbers
+        return Findings(table, numbers)
 
     @staticmethod
     def run(problem: Problem, method: str, seed: int, rounds: int | None) -> Run:
@@ -184,14 +182,11 @@ class Contraction:
 
     sizes: Sequence[int] = (64, 256, 1024)
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers."""
-        del figure
-        count = seeds or (1 if quick else _SEEDS)
-        cases = problems(laboratory, self.sizes, quick)
-        runs = {p.num_clients: [fedrep(p, seed, rounds or ROUNDS) for seed in range(count)] for p in cases}
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        count = seeds_of(options, _SEEDS)
+        cases = problems(laboratory, self.sizes, options.quick)
+        runs = {p.num_clients: [fedrep(p, seed, options.rounds or ROUNDS) for seed in range(count)] for p in cases}
         found = laboratory.by_group(runs)
         names = ("contraction, first half", "contraction, second half", "contraction")
         values: dict[str, dict[str, list[float]]] = {name: {} for name in (*names, THEOREM)}
@@ -219,7 +214,7 @@ class Contraction:
             for setting, column in columns.items()
             for seed, value in enumerate(column)
         ]
-        return table, numbers
+        return Findings(table, numbers)
 
 
 @dataclass(frozen=True)
@@ -232,17 +227,14 @@ class Stalls:
 
     sizes: Sequence[int] = (INITIAL, *SIZES)
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers."""
-        del figure
-        count = seeds or (1 if quick else _SEEDS)
-        cases = problems(laboratory, self.sizes, quick)
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        count = seeds_of(options, _SEEDS)
+        cases = problems(laboratory, self.sizes, options.quick)
         found = laboratory.by_group(
             {
                 (noise, problem.num_clients): [
-                    fedrep(problem, seed, rounds or self.rounds(problem, noise), noise) for seed in range(count)
+                    fedrep(problem, seed, options.rounds or self.rounds(problem, noise), noise) for seed in range(count)
                 ]
                 for noise in NOISES
                 for problem in cases
@@ -264,7 +256,7 @@ class Stalls:
             numbers += laws(
                 noise, {p.num_clients: [float(tail.mean()) for tail in tails[noise, p.num_clients]] for p in cases}
             )
-        return self.tabulate(numbers, count), numbers
+        return Findings(self.tabulate(numbers, count), numbers)
 
     @staticmethod
     def rounds(problem: Problem, noise: float) -> int:
@@ -326,15 +318,12 @@ class Starts:
 
     sizes: Sequence[int] = SIZES
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Draw the problems; give the table and the numbers. There are no runs."""
-        del rounds, figure
-        count = seeds or (1 if quick else _SEEDS)
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Draw the problems; give what was found in them. There are no runs."""
+        count = seeds_of(options, _SEEDS)
         found = {
             f"N = {problem.num_clients}": [problem.start_distance(seed) for seed in range(count)]
-            for problem in problems(laboratory, self.sizes, quick)
+            for problem in problems(laboratory, self.sizes, options.quick)
         }
         largest = {setting: [max(values)] for setting, values in found.items()}
         quantities = {"distance": Quantity(found, 3), "largest": Quantity(largest, 3)}
@@ -346,7 +335,7 @@ class Starts:
             for seed, value in enumerate(values)
         ]
         numbers += [Number(setting, name, "largest distance", None, value) for setting, (value,) in largest.items()]
-        return table, numbers
+        return Findings(table, numbers)
 
 
 TARGETS: Mapping[str, Targets | Contraction | Stalls | Starts] = {

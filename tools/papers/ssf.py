@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.experiments import Laboratory, Outcome, Run, extent
+from tools.papers.findings import Findings
 from tools.papers.kept import Number, Quantity, numbers_of
 from tools.papers.summaries import root_mean_square
 from tools.table import Table
@@ -148,21 +150,18 @@ class ErrorTable:
         ]
         return Run(method.config, rounds, seed, (ERROR,), tuple(overrides))
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs, draw the figure; give the table and the numbers."""
-        rounds, seeds = rounds or (30 if quick else self.rounds), seeds or (1 if quick else self.seeds)
-        places = self.quick_places if quick and self.quick_places else self.places
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        rounds, seeds = extent(options, self.rounds, self.seeds, quick_rounds=30)
+        places = self.quick_places if options.quick and self.quick_places else self.places
         runs = {
             (place, method): [self.run(place, method, seed, rounds) for seed in range(seeds)]
             for place in places
             for method in self.methods
         }
-        found = laboratory.outcomes(run for group in runs.values() for run in group)
-        errors = Errors({key: [found[run] for run in group] for key, group in runs.items()}, rounds)
-        plot(errors, places, self.methods, figure)
-        return self.tabulate(errors, places, seeds), self.numbers(errors, places)
+        errors = Errors(laboratory.by_group(runs), rounds)
+        table, numbers = self.tabulate(errors, places, seeds), self.numbers(errors, places)
+        return Findings(table, numbers, lambda path: plot(errors, places, self.methods, path))
 
     def numbers(self, errors: Errors, places: Sequence[Place]) -> list[Number]:
         """The tails of all runs, and the largest error in the second half of their rounds."""

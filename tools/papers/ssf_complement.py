@@ -8,7 +8,8 @@ c stays the mean of the c_i, and the optimum would still be a fixed point if the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lfl.federation import Federation
 from lfl.round import Round
 from lfl.subspace import Basis
 from tools.papers.experiments import Laboratory
+from tools.papers.findings import Findings
 from tools.papers.kept import Number
 from tools.papers.ssf import WHOLE_BATCHES, ErrorTable, Method, Place
 from tools.table import Table
@@ -78,21 +80,27 @@ class Parts:
     title: str
     tables: Mapping[str, ErrorTable]
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs of all tables and their figures; give one table and the numbers."""
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs of all tables; give one table, all numbers, and the figures."""
         joined = Table(f"{self.title}: relative error", ["method", "het", "r", "error", "over seeds"])
         numbers: list[Number] = []
+        figures: dict[str, Callable[[Path], object]] = {}
         for more, part in self.tables.items():
-            stem = "-".join(filter(None, (figure.stem, more.replace(" ", "-"))))
-            table, found = part.reproduce(laboratory, seeds, rounds, quick, figure.with_stem(stem))
-            for method, het, r, _, error, spread, *_ in table.rows:
+            found = part.reproduce(laboratory, options)
+            for method, het, r, _, error, spread, *_ in found.table.rows:
                 joined.add(", ".join(filter(None, (method, more))), het, r, error, spread)
-            joined.notes.append(f"{table.title}.")
-            numbers += [replace(row, setting=", ".join(filter(None, (row.setting, more)))) for row in found]
+            joined.notes.append(f"{found.table.title}.")
+            numbers += [replace(row, setting=", ".join(filter(None, (row.setting, more)))) for row in found.numbers]
+            if found.draw is not None:
+                figures[more.replace(" ", "-")] = found.draw
         joined.notes.append("Errors are root mean squares over the last 10 % of the rounds, means over seeds.")
-        return joined, numbers
+        return Findings(joined, numbers, lambda path: draw_all(figures, path))
+
+
+def draw_all(figures: Mapping[str, Callable[[Path], object]], path: Path) -> None:
+    """Draw figures, each in a file whose name ends in its own; "" for none."""
+    for name, draw in figures.items():
+        draw(path.with_stem("-".join(filter(None, (path.stem, name)))))
 
 
 _RANKS = (5, 20, 50)

@@ -6,13 +6,14 @@ is selected, of those at which no run has diverged. All methods then have it.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.experiments import Laboratory, Outcome, Run, extent
+from tools.papers.findings import Findings
 from tools.papers.kept import Number, Quantity, numbers_of
 from tools.papers.ssf import CONTROLS, ERROR, LEARNING_RATES, Method
 from tools.table import Table
@@ -71,12 +72,9 @@ class RateSearch:
     rounds: int = 500
     seeds: int = 3
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers. There is no figure."""
-        del figure
-        rounds, seeds = rounds or (30 if quick else self.rounds), seeds or (1 if quick else self.seeds)
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        rounds, seeds = extent(options, self.rounds, self.seeds, quick_rounds=30)
         cells = [Cell(heterogeneity, method) for heterogeneity in self.published for method in self.methods]
         runs = {
             (cell, rate): [cell.run(rate, seed, rounds) for seed in range(seeds)]
@@ -88,7 +86,7 @@ class RateSearch:
             cell: {rate: [error_at_end(outcome, rounds) for outcome in found[cell, rate]] for rate in self.rates}
             for cell in cells
         }
-        return self.tabulate(errors, rounds, seeds), self.numbers(errors, seeds)
+        return Findings(self.tabulate(errors, rounds, seeds), self.numbers(errors, seeds))
 
     def numbers(self, errors: Mapping[Cell, Errors], seeds: int) -> list[Number]:
         """The errors of all runs, and the rate that is selected by their means."""

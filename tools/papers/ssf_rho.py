@@ -7,13 +7,14 @@ whole space, r = d, with the same seed: 1 if the penalty is 1/rho, and less if i
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.experiments import Laboratory, Outcome, Run, extent
+from tools.papers.findings import Findings
 from tools.papers.gradient_norm import SQUARE
 from tools.papers.kept import Number, Quantity, numbers_of
 from tools.papers.ssf import LEARNING_RATES, WHOLE_BATCHES, Method
@@ -75,12 +76,9 @@ class RankStudy:
         )
         return Run(SSF.config, rounds, seed, (SQUARE,), overrides)
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers. There is no figure."""
-        del figure
-        rounds, seeds = rounds or (30 if quick else self.rounds), seeds or (1 if quick else self.seeds)
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        rounds, seeds = extent(options, self.rounds, self.seeds, quick_rounds=30)
         runs = {
             (rank, is_noisy): [self.run(rank, is_noisy, seed, rounds) for seed in range(seeds)]
             for is_noisy in (False, True)
@@ -93,7 +91,7 @@ class RankStudy:
             for level in LEVELS
         }
         measured["norm at the end"] = Times({r: [at_end(o, rounds) for o in group] for r, group in noisy.items()})
-        return self.tabulate(measured, rounds, seeds), self.numbers(measured)
+        return Findings(self.tabulate(measured, rounds, seeds), self.numbers(measured))
 
     def numbers(self, measured: Mapping[str, Times]) -> list[Number]:
         """What was measured, and its multiples: of each as a setting."""

@@ -10,17 +10,18 @@ differ between problems; a linear speed-up is a slope of -1/2 against N K on log
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from lfl.problems import MatrixRegressionData
-from tools.papers.experiments import Laboratory, Run
+from tools.papers.experiments import Laboratory, Run, extent
+from tools.papers.findings import Findings
 from tools.papers.gradient_norm import SQUARE, quadratic
 from tools.papers.kept import Number, Quantity, numbers_of
 from tools.papers.ssf import Method
@@ -167,12 +168,9 @@ class SpeedUp:
         )
         return Run(SSF.config, rounds, seed, (SQUARE,), overrides)
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers. There is no figure."""
-        del figure
-        rounds, seeds = rounds or (30 if quick else self.rounds), seeds or (1 if quick else self.seeds)
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found."""
+        rounds, seeds = extent(options, self.rounds, self.seeds, quick_rounds=30)
         found = laboratory.by_group(
             {cell: [self.run(cell, seed, rounds) for seed in range(seeds)] for cell in self.cells}
         )
@@ -182,7 +180,7 @@ class SpeedUp:
             norms[cell] = [
                 at_end(outcome, rounds) * own.start / own.unit for outcome, own in zip(outcomes, scales, strict=True)
             ]
-        return self.tabulate(norms, rounds), self.numbers(norms, rounds)
+        return Findings(self.tabulate(norms, rounds), self.numbers(norms, rounds))
 
     def numbers(self, norms: Norms, rounds: int) -> list[Number]:
         """The norms, what they are of the bound, and the slope over all cells of each seed."""

@@ -23,6 +23,7 @@ from tools import CONFIGS
 from tools.papers import ssf_networks
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, add_options, extent, opened
+from tools.papers.findings import Findings
 from tools.papers.kept import Number, Quantities, Quantity, numbers_of
 from tools.papers.ssf_networks import RANK
 from tools.papers.step_observers import MILLISECONDS, PARTS, PEAK
@@ -71,8 +72,8 @@ class StepStudy:
         base = ssf_networks.study(self.title, *network, *self.changed, *_PLAIN, watched)
         return replace(base, methods=METHODS, rounds=self.rounds, evaluate_every=self.rounds, metrics=self.metrics)
 
-    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> tuple[Table, list[Number]]:
-        """Make the runs; give the table and the numbers, with the networks as settings."""
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Make the runs; give what they have found, with the networks as settings."""
         rounds, seeds = extent(options, self.rounds, self.seeds, self.quick_rounds)
         numbers: list[Number] = []
         lines: list[list[str]] = []
@@ -88,7 +89,7 @@ class StepStudy:
         table = Table(f"{self.title}, {seeds} repeat(s)", ["network", "method", *columns])
         for line in lines:
             table.add(*line)
-        return table, numbers
+        return Findings(table, numbers)
 
 
 def memory_of(results: Results) -> Quantities:
@@ -173,8 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
     with opened(options, options.output) as laboratory:
         for name in options.studies:
-            table, numbers = STUDIES[name].reproduce(laboratory, options)
-            publish(f"ssf-{name}", table, numbers, laboratory.output, options)
+            publish(f"ssf-{name}", STUDIES[name].reproduce(laboratory, options), laboratory.output, options)
 
 
 if __name__ == "__main__":

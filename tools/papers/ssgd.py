@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.papers.experiments import Laboratory, Outcome, Run
+from tools.papers.experiments import Laboratory, Outcome, Run, seeds_of
+from tools.papers.findings import Findings
 from tools.papers.kept import Number, Quantity, numbers_of
 from tools.papers.study import report_runs
 from tools.papers.summaries import three_digits
@@ -230,26 +232,26 @@ class TimeFigure:
         ]
         return Run(case.method.config, rounds, seed, (NORM, LOSS, TIME, BYTES), tuple(overrides))
 
-    def reproduce(
-        self, laboratory: Laboratory, seeds: int | None, rounds: int | None, quick: bool, figure: Path
-    ) -> tuple[Table, list[Number]]:
-        """Tune, make the runs and their reports; give the table and the numbers.
+    def reproduce(self, laboratory: Laboratory, options: argparse.Namespace) -> Findings:
+        """Tune and make the runs; give what they have found.
 
-        The reports, one for each number of coordinates, are in folders that begin with the name of ``figure``.
+        Its figures are reports, one for each number of coordinates, in folders that begin with the figure's name.
         """
-        seeds = seeds or (2 if quick else self.seeds)
+        quick, seeds = options.quick, seeds_of(options, self.seeds, quick=2)
         sizes = self.quick_sizes if quick else self.sizes
         cases = list(dict.fromkeys(case_of(method, size) for size in sizes for method in self.methods))
-        caps = {case: rounds or (60 if quick else self.rounds[case.coordinates]) for case in cases}
+        caps = {case: options.rounds or (60 if quick else self.rounds[case.coordinates]) for case in cases}
         searches = {case: Search((25.0,) if quick else self.rates, caps[case]) for case in cases}
         self.tune(laboratory, searches, self.tuning_seeds[:1] if quick else self.tuning_seeds)
         rates = {case: search.best for case, search in searches.items()}
         runs = {case: [self.run(case, rates[case], seed, caps[case]) for seed in range(seeds)] for case in cases}
-        found = laboratory.outcomes(run for group in runs.values() for run in group)
-        times = Times({case: [found[run] for run in group] for case, group in runs.items()})
-        for size in sizes:
-            self.report(figure.stem, size, laboratory, runs)
-        return self.tabulate(times, rates, caps, seeds), times.numbers(sizes)
+        times = Times(laboratory.by_group(runs))
+
+        def report(figure: Path) -> None:
+            for size in sizes:
+                self.report(figure.stem, size, laboratory, runs)
+
+        return Findings(self.tabulate(times, rates, caps, seeds), times.numbers(sizes), report)
 
     def report(self, name: str, size: int | None, laboratory: Laboratory, runs: Mapping[Case, Sequence[Run]]) -> Path:
         """Make the report of all methods with one number of coordinates."""

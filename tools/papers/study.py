@@ -16,6 +16,7 @@ from lfl.report.numbers import last_tenth
 from tools import CONFIGS
 from tools.papers.claims import publish
 from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Quantities, Quantity, beside, numbers_of, quantities_of, tabulate
 from tools.table import Table
 
@@ -228,7 +229,7 @@ def show(title: str, name: str, quantities: Quantities, laboratory: Laboratory, 
         quantities = quantities_of(numbers, {key: quantity.digits for key, quantity in quantities.items()})
     seeds = sorted({row.seed for row in numbers if row.seed is not None})
     table = tabulate(f"{title}, seeds {', '.join(map(str, seeds))}", quantities)
-    publish(name, table, numbers, laboratory.output, options)
+    publish(name, Findings(table, numbers), laboratory.output, options)
     return table
 
 

@@ -8,6 +8,7 @@ import pytest
 from tools.papers import claims_page, flss_cost, grids, reproduce, ssf_networks, ssf_steps
 from tools.papers.claims import PAPERS, Claim, claims_of, decided_by, publish
 from tools.papers.experiments import Outcome
+from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Number, numbers_of, read
 from tools.papers.study import Study
 from tools.papers.verdicts import Verdict
@@ -84,20 +85,15 @@ def test_a_study_shows_the_claims_that_it_decides(tmp_path: Path, capsys: pytest
     study = "compressors-dirichlet0.1"
     numbers = read(KEPT / f"{study}.csv")
     assert decided_by(study, numbers).rows
-    publish(study, Table("made up", ["method"]), numbers, tmp_path, options())
+    publish(study, Findings(Table("made up", ["method"]), numbers), tmp_path, options())
     said = capsys.readouterr().out
     assert "What the paper says" in said
     assert len(read(tmp_path / f"{study}-numbers.csv")) == len(numbers)
 
 
 def test_what_was_cut_short_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    publish(
-        "stacks-compression",
-        Table("", ["method"]),
-        [Number("", "A", "x", 0, 1.0)],
-        tmp_path,
-        options(quick=True, keep=True),
-    )
+    found = Findings(Table("", ["method"]), [Number("", "A", "x", 0, 1.0)])
+    publish("stacks-compression", found, tmp_path, options(quick=True, keep=True))
     assert "these numbers decide nothing" in capsys.readouterr().out
     assert read(KEPT / "stacks-compression.csv") != [Number("", "A", "x", 0, 1.0)]
 

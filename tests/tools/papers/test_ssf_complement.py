@@ -13,7 +13,7 @@ from lfl.problems import MatrixRegression, MatrixRegressionData
 from lfl.subspace import LayerwiseSubspace
 from lfl.trainer import FederatedTrainer
 from tools import CONFIGS
-from tools.papers import ssf_complement
+from tools.papers import reproduce, ssf_complement
 from tools.papers.experiments import Laboratory
 from tools.papers.ssf import Place
 from tools.papers.ssf_complement import CutControls
@@ -73,9 +73,11 @@ def test_the_callback_is_appended_behind_ssf() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_both_parts_are_one_table(tmp_path: Path) -> None:
     laboratory = Laboratory(CONFIGS / "problems", tmp_path, tell=lambda said: None)
-    target = ssf_complement.TARGETS["ssf-complement"]
-    table, numbers = target.reproduce(laboratory, None, 2, True, tmp_path / "ssf-complement.png")
+    options = reproduce.options_of(["ssf-complement", "--quick", "--rounds", "2"])
+    found = ssf_complement.TARGETS["ssf-complement"].reproduce(laboratory, options)
     names = ["SSF, increment", "SSF, increment, controls cut"]
-    assert [row[0] for row in table.rows] == [*names, *(f"{name}, no noise" for name in names)]
-    assert {row.setting for row in numbers} == {"het 0.5, r = 20", "het 0.5, r = 20, no noise"}
-    assert (tmp_path / "ssf-complement-no-noise.png").exists()
+    assert [row[0] for row in found.table.rows] == [*names, *(f"{name}, no noise" for name in names)]
+    assert {row.setting for row in found.numbers} == {"het 0.5, r = 20", "het 0.5, r = 20, no noise"}
+    assert found.draw is not None
+    found.draw(tmp_path / "both.png")
+    assert {path.name for path in tmp_path.glob("*.png")} == {"both.png", "both-no-noise.png"}

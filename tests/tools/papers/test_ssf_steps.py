@@ -65,11 +65,11 @@ class Pretended:
 def test_methods_take_turns() -> None:
     laboratory: Any = Pretended()
     options = ssf_steps.options_of(["time", "--seeds", "2"])
-    table, rows = ssf_steps.STUDIES["time"].reproduce(laboratory, options)
+    found = ssf_steps.STUDIES["time"].reproduce(laboratory, options)
     configs = ["fedavg.yaml", "scaffold.yaml", *["ssf.yaml"] * 3]
     assert laboratory.made == [(config, seed) for seed in (0, 1) for config in configs]
-    assert Numbers(rows).mean("SSF, rank 0.5", "of FedAvg's", "LeNet-5 with GroupNorm") == 1.5
-    assert [row[1] for row in table.rows] == list(ssf_steps.METHODS)
+    assert Numbers(found.numbers).mean("SSF, rank 0.5", "of FedAvg's", "LeNet-5 with GroupNorm") == 1.5
+    assert [row[1] for row in found.table.rows] == list(ssf_steps.METHODS)
 
 
 def test_runs_are_watched_and_plain() -> None:
