@@ -68,7 +68,7 @@ class HostGenerators:
         """The states of all generators, by what the generators are called in plain English."""
         return {
             "torch's global generator": torch.default_generator.get_state(),
-            "numpy's global generator": np.random.get_state(),
+            "numpy's global generator": np.random.get_state(legacy=False),
             "Python's `random`": random.getstate(),
             **{f"torch's generator of cuda:{n}": device.get_state() for n, device in enumerate(_cuda())},
             **{f"its generator `{name}`": _state_of(generator) for name, generator in self.own.items()},
@@ -161,11 +161,9 @@ def _put_back(generator: _Own, state: Any) -> None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two states are equal: nests of dictionaries and tuples of arrays, tensors and numbers."""
+    """Whether two states are equal: arrays and tensors, in dictionaries or alone, or numbers and tuples of them."""
     if isinstance(one, dict):
         return all(_equal(value, other[key]) for key, value in one.items())
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
