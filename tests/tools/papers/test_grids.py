@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser, capture_parser
 
 from lfl.__main__ import main
+from lfl.cli import FederatedCLI
+from lfl.cli.lists import without_remains
 from tools import CONFIGS, REPOSITORY
-from tools.papers import grids
+from tools.papers import grids, ssf_networks
+from tools.papers.experiments import Run
 
 FILES = dict(grids.grids())
 
@@ -30,12 +34,55 @@ def test_a_method_is_its_config_with_what_the_study_changes() -> None:
     assert grid["seed"]["seed 2"] == {"seed_everything": 2, "data.init_args.seed": 2}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path if path.stem == "flss-noise" else pytest.param(path, marks=pytest.mark.slow) for path in FILES],
-    ids=lambda path: path.stem,
-)
+def changes(run: Run) -> set[tuple[str, str, str]]:
+    """What a run changes in its file: settings, with their classes, or the types of their values."""
+    return {
+        (run.config, key, str(value) if str(value).startswith(("lfl.", "torch.", "tools.")) else type(value).__name__)
+        for key, value in run.settings.items()
+    }
+
+
+def different_runs() -> dict[str, Run]:
+    """Runs that change, between them, all that any run of a study changes."""
+    found: dict[str, Run] = {}
+    known: set[tuple[str, str, str]] = set()
+    studies = {
+        f"{module.__name__.rpartition('.')[2]}-{name}": module.STUDIES[name]
+        for modules in (*grids.STUDIES.values(), {ssf_networks: ("lenet",)})
+        for module, names in modules.items()
+        for name in names
+    }
+    for name, study in studies.items():
+        for method, (run,) in study.runs([0], 2, "cpu").items():
+            if not changes(run) <= known:
+                known |= changes(run)
+                found[f"{name}: {method}"] = run
+    return found
+
+
+RUNS = different_runs()
+
+
+@pytest.fixture(scope="module")
+def parser() -> ArgumentParser:
+    return capture_parser(lambda: FederatedCLI(args=[]))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_files_know_the_settings_that_studies_change(
+    name: str, parser: ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RUNS[name]
+    settings = [f"--{key}={value}" for key, value in run.settings.items()]
+    try:
+        parser.parse_args(without_remains(["fit", "--config", str(CONFIGS / run.config), *settings]))
+    except SystemExit:
+        pytest.fail(capsys.readouterr().err)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_lfl_sweep_takes_a_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lfl.cli import FederatedCLI
-from tools import CONFIGS
 from tools.papers import srpfl_settings as settings
 from tools.papers.experiments import Outcome, Run
 from tools.papers.kept import read
@@ -103,22 +101,6 @@ def test_the_end_is_the_mean_of_the_last_evaluations() -> None:
     assert found["slowest tenth %"].values["FedRep"] == [pytest.approx(70)]
     assert found["lead, plus 2"].values["FedRep-SRPFL"] == [pytest.approx(1.0)]
     assert found["lead of the slowest tenth"].values == {"FedRep-SRPFL": [pytest.approx(5.0)]}
-
-
-CASES = {
-    f"{name}: {method}": run
-    for name, study in settings.STUDIES.items()
-    for method, (run,) in study.runs([0], 2, "cpu").items()
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_files_know_the_settings_that_the_studies_change(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = CASES[case]
-    given = [f"--{key}={value}" for key, value in run.settings.items()]
-    with pytest.raises(SystemExit) as ended:
-        FederatedCLI(args=["fit", "--config", str(CONFIGS / run.config), *given, "--print_config"])
-    assert ended.value.code == 0, capsys.readouterr().err
 
 
 def differences(one: Run, other: Run) -> set[str]:

@@ -6,12 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from lfl.cli import FederatedCLI
-from tools import CONFIGS
 from tools.papers import compressors, fedmrur, flss, flss_convergence, flss_figures, ssf_networks, stacks, tables
 from tools.papers.experiments import Outcome
 from tools.papers.kept import tabulate
-from tools.papers.study import Study
 
 
 def outcome(accuracies: dict[int, float], bytes_a_round: float) -> Outcome:
@@ -43,33 +40,6 @@ def test_compressors_are_read_three_times() -> None:
     leads = quantities["lead at the end"].values
     assert leads == {"FLSS over FedAvg": pytest.approx([-10]), "Sign + EF + FLSS over Sign + EF": [0.0]}
     assert quantities["MB up"].values["FLSS"] == [8.0]
-
-
-CHANGED = [
-    (study, name)
-    for study in (
-        compressors.study(0.1),
-        tables.flss(0.1),
-        *fedmrur.STUDIES.values(),
-        *flss.STUDIES.values(),
-        *flss_convergence.STUDIES.values(),
-        *flss_figures.STUDIES.values(),
-        ssf_networks.STUDIES["lenet"],
-    )
-    for name, method in study.methods.items()
-    if method.overrides
-]
-
-
-@pytest.mark.parametrize(("study", "method"), CHANGED, ids=lambda part: part if isinstance(part, str) else "")
-def test_files_know_the_settings_that_studies_change(
-    study: Study, method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (run,) = study.runs([0], 2, "cpu")[method]
-    settings = [f"--{key}={value}" for key, value in run.settings.items()]
-    with pytest.raises(SystemExit) as ended:
-        FederatedCLI(args=["fit", "--config", str(CONFIGS / run.config), *settings, "--print_config"])
-    assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_rounds_to_targets() -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lfl.cli import FederatedCLI
-from tools import CONFIGS
 from tools.papers import stragglers
 from tools.papers.experiments import Outcome
 from tools.papers.stragglers import Curve, Race
@@ -56,15 +54,6 @@ def test_leads_are_paired_and_targets_may_not_be_reached() -> None:
     assert quantities["s to 90 %, C = 1"].values["FedAvg"] == [400]
     assert quantities["s to 90 %, C = 10"].values["FedAsync"] == [math.inf]
     assert list(quantities)[:2] == ["mean accuracy %, C = 0", "lead, C = 0"]
-
-
-@pytest.mark.parametrize("method", list(stragglers.STUDIES["dynamic"].methods))
-def test_files_know_the_settings_that_the_study_changes(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = stragglers.STUDIES["dynamic"].runs([0], 2, "cpu")[method]
-    settings = [f"--{key}={value}" for key, value in run.settings.items()]
-    with pytest.raises(SystemExit) as ended:
-        FederatedCLI(args=["fit", "--config", str(CONFIGS / run.config), *settings, "--print_config"])
-    assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_those_that_wait_for_nobody_have_more_rounds() -> None:
