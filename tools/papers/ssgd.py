@@ -206,6 +206,7 @@ class TimeFigure:
         overrides: what else is changed in the files.
         quick_sizes: those of a quick look.
         seeds: runs of every case.
+        fewer: runs of those methods that the paper shows no sample paths of.
         methods: that are run.
         rates: step sizes to choose from, descending; one is taken by all.
     """
@@ -217,6 +218,7 @@ class TimeFigure:
     overrides: tuple[tuple[str, object], ...] = ()
     quick_sizes: Sequence[int | None] = (None,)
     seeds: int = 10
+    fewer: Mapping[Method, int] = field(default_factory=dict)
     methods: Sequence[Method] = METHODS
     rates: Sequence[float] = RATES
 
@@ -244,14 +246,15 @@ class TimeFigure:
         searches = {case: Search((25.0,) if quick else self.rates, caps[case]) for case in cases}
         self.tune(laboratory, searches, self.tuning_seeds[:1] if quick else self.tuning_seeds)
         rates = {case: search.best for case, search in searches.items()}
-        runs = {case: [self.run(case, rates[case], seed, caps[case]) for seed in range(seeds)] for case in cases}
+        counts = {case: min(seeds, self.fewer.get(case.method, seeds)) for case in cases}
+        runs = {case: [self.run(case, rates[case], seed, caps[case]) for seed in range(counts[case])] for case in cases}
         times = Times(laboratory.by_group(runs))
 
         def report(figure: Path) -> None:
             for size in sizes:
                 self.report(figure.stem, size, laboratory, runs)
 
-        return Findings(self.tabulate(times, rates, caps, seeds), times.numbers(sizes), report)
+        return Findings(self.tabulate(times, rates, caps), times.numbers(sizes), report)
 
     def report(self, name: str, size: int | None, laboratory: Laboratory, runs: Mapping[Case, Sequence[Run]]) -> Path:
         """Make the report of all methods with one number of coordinates."""
@@ -271,12 +274,14 @@ class TimeFigure:
             for case, rate in steps.items():
                 searches[case].scores[rate] = Score.of([found[run] for run in runs[case]])
 
-    def tabulate(self, times: Times, rates: Mapping[Case, float], caps: Mapping[Case, int], seeds: int) -> Table:
+    def tabulate(self, times: Times, rates: Mapping[Case, float], caps: Mapping[Case, int]) -> Table:
         """A line for each case."""
+        runs = {case: len(outcomes) for case, outcomes in times.outcomes.items()}
+        most = max(runs.values())
         limits = " or ".join(f"{cap:,}" for cap in sorted(set(caps.values())))
         columns = ["method", "sent", "lr", *(f"to {level:g}" for level in LEVELS), f"rounds to {LEVELS[-1]:g}"]
         columns += [f"Mbit to {level:g}" for level in LEVELS]
-        table = Table(f"{self.title}: simulated uplink time, 1e6 s, {seeds} runs", columns)
+        table = Table(f"{self.title}: simulated uplink time, 1e6 s, {most} runs", columns)
         for case, rate in rates.items():
             sent = "all" if case.method is FEDAVG else f"{case.coordinates or 'by rate'}"
             steps = told(times.rounds(case, LEVELS[-1]))
@@ -287,6 +292,9 @@ class TimeFigure:
                 cells = [spread([_FREE * value for value in times.seconds(case, level)]) for level in LEVELS]
                 free = [told(_FREE * value) for value in megabits]
                 table.add(INDICES_FREE, sent, f"{rate:g}", *cells, steps, *free)
+        for count in sorted(set(runs.values()) - {most}):
+            names = dict.fromkeys(case.method.name for case, own in runs.items() if own == count)
+            table.notes.append(f"Of {', '.join(names)}: {count} runs.")
         table.notes += [
             f"Median (quartiles) of the time to a relative gradient norm, and the median of the bits that all devices "
             f"sent (64 a coordinate); 'not reached' within {limits} rounds by "
@@ -333,7 +341,7 @@ def time_sharing(title: str, seeds: int = 10, **changed: Any) -> TimeFigure:
 
 _SUBSPACES = (FEDAVG, SSGD, SSVRG, TOPK)
 TARGETS = {
-    "ssgd-fig2": time_sharing("Fig. 2", seeds=100),
+    "ssgd-fig2": time_sharing("Fig. 2", seeds=100, fewer={SNAG: 10, SEQUENCES: 10}),
     **{f"ssgd-step-{rate:g}": time_sharing(f"Fig. 2a, a step of {rate:g} for all", rates=(rate,)) for rate in _STEPS},
     # Other readings of the paper's problem.
     "ssgd-squared": time_sharing(

@@ -10,9 +10,10 @@ INF = math.inf
 
 
 def path_of(norms: dict[int, float], losses: dict[int, float] | None = None) -> Any:
-    """A run with 10 s of uplink a round."""
+    """A run with 10 s of uplink and 5 bytes a round."""
     series = {ssgd.NORM: norms, ssgd.LOSS: losses or dict.fromkeys(norms, 0.2)}
-    return experiments.Outcome(max(norms), 0.0, "", {**series, ssgd.TIME: {n: 10.0 * n for n in norms}})
+    sent = {ssgd.TIME: {n: 10.0 * n for n in norms}, ssgd.BYTES: {n: 5.0 * n for n in norms}}
+    return experiments.Outcome(max(norms), 0.0, "", {**series, **sent})
 
 
 def test_a_level_is_reached_when_first_met_and_not_where_the_loss_is_flat() -> None:
@@ -70,6 +71,18 @@ def test_numbers_are_seconds_and_rounds_of_every_run() -> None:
     assert numbers.mean("Top-k EF", "s to 0.1", "16 coordinates") == 370.0
     assert numbers.mean("Top-k EF, indices free", "s to 0.1", "16 coordinates") == 320.0
     assert ssgd.sharing(None) == "time sharing"
+
+
+def test_a_method_may_have_fewer_runs() -> None:
+    figure = ssgd.TimeFigure("made up", (None,), {None: 9}, (1000,), methods=(ssgd.SSGD, ssgd.SNAG))
+    outcomes = {
+        ssgd.case_of(method, None): [path_of({5: 0.05})] * count for method, count in ((ssgd.SSGD, 3), (ssgd.SNAG, 2))
+    }
+    table = figure.tabulate(ssgd.Times(outcomes), dict.fromkeys(outcomes, 1.0), dict.fromkeys(outcomes, 9))
+    assert table.title == "made up: simulated uplink time, 1e6 s, 3 runs"
+    assert table.notes[0] == "Of S-SNAG-EF: 2 runs."
+    fewer = ssgd.TARGETS["ssgd-fig2"].fewer
+    assert {method.name: count for method, count in fewer.items()} == {"S-SNAG-EF": 10, "S-SNAG-EF, sequences": 10}
 
 
 def test_times_are_told_by_median_and_quartiles() -> None:
