@@ -215,7 +215,7 @@ class RunBuilder:
         return min(seconds)
 
     def _clients_per_round(self) -> int:
-        """About how many clients take part in a round: as many as in the first one that has any."""
+        """The rough number of clients that take part in a round: that of the first one that has any."""
         settings = self._settings
         numbers = range(1, min(settings.max_rounds, _FIRST_ROUNDS) + 1)
         counts = (len(settings.participation.select(n, self._num_clients, settings.seed)) for n in numbers)

@@ -1,4 +1,4 @@
-"""What takes the place of those settings and attributes of Lightning's trainer that lfl's has not.
+"""Replacements for those settings and attributes of Lightning's trainer that lfl's has not.
 
 docs/coming-from-lightning.md shows these tables to people, and messages quote them.
 """

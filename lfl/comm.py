@@ -48,7 +48,7 @@ class _Contents(ChainMap[str, Tensor]):
 
 
 class Message:
-    """What the clients of a round learn from the server: payloads that are sent, and tensors that both sides derive.
+    """All that a round's clients learn from the server: payloads that are sent, and tensors that both sides derive.
 
     A payload is a piece of server state, such as the model. A client that kept the last one it received can be brought
     up to date by the increments it missed; it is charged for those or for the whole, whichever is less. What a client
@@ -108,7 +108,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Sent:
-    """What the clients of a round were sent, and what they derive from it.
+    """The tensors that the clients of a round were sent, and those that they derive from them.
 
     Attributes:
         server: x [D].
@@ -120,7 +120,7 @@ class Sent:
 
 
 class Outbox:
-    """What clients that are still at work were sent, by the round in which it was; one copy for all of a round.
+    """All that was sent to clients that are still at work, by the round in which it was; one copy for all of a round.
 
     Args:
         device: of the tensors.
@@ -131,7 +131,7 @@ class Outbox:
         self._sent: dict[int, Sent] = {}
 
     def of(self, rounds: Tensor | None) -> dict[int, Sent]:
-        """What was sent in those of ``rounds`` [M] that are over, by round; nothing for None."""
+        """All that was sent in those of ``rounds`` [M] that are over, by round; nothing for None."""
         wanted = set() if rounds is None else set(rounds.tolist())
         return {number: sent for number, sent in self._sent.items() if number in wanted}
 
@@ -150,7 +150,7 @@ class Outbox:
         self._sent = {number: kept for number, kept in self._sent.items() if number in awaited}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was sent in each round, on the CPU, for a checkpoint."""
+        """All that was sent in each round, on the CPU, for a checkpoint."""
         return {
             "rounds": [
                 {

@@ -15,7 +15,7 @@ from lfl.randomness import derive_seed
 
 
 class Arrivals(NamedTuple):
-    """What happens from one step of the server to the next one, which is a round.
+    """All that happens from one step of the server to the next one, which is a round.
 
     Attributes:
         clients: whose updates arrive [K], ascending.
@@ -125,7 +125,7 @@ class EventQueue:
         return drawn
 
     def _durations(self, drawn: list[int]) -> list[float]:
-        """How long clients at these places take for what they are sent now."""
+        """The seconds that clients at these places take for what they are sent now."""
         for client in drawn:
             self._times_sent[client] = self._times_sent.get(client, 0) + 1
         numbers = [self._times_sent[client] for client in drawn]

@@ -63,7 +63,7 @@ class RunFacade:
 
     @property
     def layout(self) -> ParameterLayout:
-        """Where each parameter lies in a vector [D]."""
+        """The place of each parameter in a vector [D]."""
         return self.run.layout
 
     @property

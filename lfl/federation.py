@@ -1,4 +1,4 @@
-"""What a callback may know of its run, and what it may change there."""
+"""The parts of a run that a callback may know, and those that it may change."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Federation(ABC):
 
     @property
     def layout(self) -> ParameterLayout:
-        """Where each parameter lies in a vector [D]."""
+        """The place of each parameter in a vector [D]."""
         return self.model.layout
 
     @property
@@ -148,7 +148,7 @@ class Federation(ABC):
 
     @property
     def evaluated_at_once(self) -> int:
-        """How many clients' models to hand to ``evaluate_clients`` at a time: those that take 256 MiB, at most 128."""
+        """The number of clients' models for ``evaluate_clients`` at a time: those that take 256 MiB, at most 128."""
         row = max(1, self.layout.dim) * self.layout.dtype.itemsize
         return max(1, min(_MOST_EVALUATED, _EVALUATED_BYTES // row))
 
@@ -164,7 +164,7 @@ class Federation(ABC):
     @property
     @abstractmethod
     def clients_at_once(self) -> int:
-        """How many clients are trained together at most (C)."""
+        """The largest number of clients that are trained together (C)."""
 
     @abstractmethod
     def personal_models(self, ids: Tensor) -> Tensor:

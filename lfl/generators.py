@@ -87,7 +87,7 @@ class HostGenerators:
                 _put_back(generator, saved)
 
     def moved_since(self, state: dict[str, Any]) -> list[str]:
-        """What those generators are called whose state is no longer that of ``state``."""
+        """The names of those generators whose state is no longer that of ``state``."""
         return [name for name, value in self.state().items() if name in state and not _equal(value, state[name])]
 
     @contextmanager

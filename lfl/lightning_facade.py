@@ -1,4 +1,4 @@
-"""What a LightningModule, Lightning's own callbacks and users may ask of the trainer, as they ask Lightning's."""
+"""All that a LightningModule, Lightning's own callbacks and users may ask of the trainer, as they ask Lightning's."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class LightningFacade(RunFacade):
 
     @property
     def state(self) -> TrainerState:
-        """What the trainer is doing: ``fn`` (fit, test, ...), ``stage`` (training, validating, ...) and ``status``."""
+        """The state of the trainer: ``fn`` (fit, test, ...), ``stage`` (training, validating, ...) and ``status``."""
         evaluating = self._run.evaluator.stage if self._run is not None else None
         stage = _STAGES[evaluating or self._function.value] if self._status is TrainerStatus.RUNNING else None
         return TrainerState(status=self._status, fn=self._function, stage=stage)
@@ -295,12 +295,12 @@ class LightningFacade(RunFacade):
 
     @property
     def limit_val_batches(self) -> int | float:
-        """How many batches validation takes, or which share."""
+        """The number of batches that validation takes, or their share."""
         return self._settings.limit_val_batches
 
     @property
     def limit_test_batches(self) -> int | float:
-        """How many batches testing takes, or which share."""
+        """The number of batches that testing takes, or their share."""
         return self._settings.limit_test_batches
 
     @property

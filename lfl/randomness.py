@@ -64,7 +64,7 @@ def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32, first:
 
 
 def at_a_time(keys: Tensor, count: int) -> int:
-    """How many of ``count`` positions to draw for at once, so that what is done with the draws stays in a cache."""
+    """Number of positions, of ``count``, to draw for at once, so that what is done with the draws stays in a cache."""
     return max(1, count if keys.device.type != "cpu" else _AT_A_TIME // max(1, keys.numel()))
 
 

@@ -20,7 +20,7 @@ from lfl.subspace.base import Basis
 
 @dataclass
 class RoundSums:
-    """What a round adds up over its clients, in float64; a field for each kind, so that no two names can meet.
+    """The sums of a round over its clients, in float64; a field for each kind, so that no two names can meet.
 
     Each process adds up its own clients; ``join`` makes them sums over all.
 
@@ -146,7 +146,7 @@ class Round:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """What callbacks have added up over clients, float64, by name; complete from ``on_aggregate`` on.
+        """The sums that callbacks have added up over clients, float64, by name; complete from ``on_aggregate`` on.
 
         Where nobody reported, every sum is zero.
         """
@@ -182,7 +182,7 @@ class Round:
         return self.sent_in[torch.searchsorted(self.clients, clients)]
 
     def sent(self, number: int) -> Sent:
-        """What was sent in a round: in this one, or in one of those that participants have from ``earlier``."""
+        """All that was sent in a round: in this one, or in one of those that participants have from ``earlier``."""
         return Sent(self.server, self.message.contents) if number == self.number else self.earlier[number]
 
     def log(self, name: str, value: float | Tensor) -> None:
@@ -317,7 +317,7 @@ class Cohort:
 
     @cached_property
     def start(self) -> Tensor:
-        """What the clients were sent of x, rows [C, D]; not to be written into, since equal rows share memory."""
+        """The x that each client was sent, rows [C, D]; not to be written into, since equal rows share memory."""
         first, *others = self._sent
         if not others:
             return first.server.expand(len(self), -1)
@@ -327,7 +327,7 @@ class Cohort:
 
     @cached_property
     def anchor(self) -> Tensor:
-        """What all clients of a cohort whose loss has terms were sent of x [D]; see ``received``."""
+        """The x that all clients of a cohort whose loss has terms were sent [D]; see ``received``."""
         return self.start[0]
 
     @property
@@ -338,7 +338,7 @@ class Cohort:
 
     @property
     def _sent(self) -> list[Sent]:
-        """What was sent in those rounds."""
+        """All that was sent in those rounds, one entry for each."""
         if self.round.sent_in is None:
             return [self.round.sent(self.round.number)]
         return [self.round.sent(number) for number in self._sent_numbers]

@@ -43,7 +43,7 @@ class Stateful(Protocol):
 
 @dataclass
 class Progress:
-    """How far a run has come.
+    """The point to which a run has come.
 
     Attributes:
         round: number of the last finished round; 0 before the first.
@@ -120,7 +120,7 @@ class Run(Federation):
 
     @property
     def engine(self) -> LocalEngine:
-        """What computes the clients' steps now."""
+        """The engine that computes the clients' steps now."""
         return self.training.engine
 
     # -- what callbacks may ask -------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Run(Federation):
         }
 
     def weights(self) -> dict[str, Any]:
-        """What ``load_from_checkpoint`` and evaluation need: the server's model and hyper-parameters."""
+        """All that ``load_from_checkpoint`` and evaluation need: the server's model and hyper-parameters."""
         module = self.model.module
         state = {
             "round": self.progress.round,

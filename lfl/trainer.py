@@ -323,7 +323,7 @@ class FederatedTrainer(LightningFacade):
 
     @contextmanager
     def _calling(self, function: TrainerFn, model: LightningModule, datamodule: LightningDataModule) -> Iterator[None]:
-        """What surrounds each call: what users draw afterwards does not depend on it, nor it on what they drew."""
+        """Surround each call: what users draw afterwards does not depend on it, nor it on what they drew."""
         _federated(datamodule)  # looked at first: dataloaders of Lightning's `fit` stand where the checkpoint does here
         self._function, self._status, self._lightning = function, TrainerStatus.RUNNING, None
         try:

@@ -331,7 +331,7 @@ class FedGen(FederatedCallback):
 
 
 def ensemble_loss(logits: Tensor, labels: Tensor, counts: Tensor, ensemble: str = "losses") -> Tensor:
-    """What the clients' heads make of generated features.
+    """The loss of the clients' heads, as an ensemble, on generated features.
 
     Args:
         logits: of M heads [M, b, classes].

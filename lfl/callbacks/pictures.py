@@ -232,7 +232,7 @@ class FeaturePictures(Pictures):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What is drawn of T moves.
+    """The numbers of T moves that are drawn.
 
     Attributes:
         values: singular values of the moves [T], descending, float64.

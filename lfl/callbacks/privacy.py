@@ -220,7 +220,7 @@ class DifferentialPrivacy(FederatedCallback):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the participants of a round are drawn.
+    """The way in which the participants of a round are drawn.
 
     Attributes:
         num_clients: N.

@@ -59,7 +59,7 @@ class SharpnessAware(FederatedCallback):
         return sharpness_aware
 
     def _top(self, params: Tensor, gradients: Tensor) -> Tensor:
-        """Where the second gradient is taken, for every row [A, D]; may overwrite ``gradients``."""
+        """The point at which the second gradient is taken, for every row [A, D]; may overwrite ``gradients``."""
         return climb(params, gradients, self.rho)
 
 

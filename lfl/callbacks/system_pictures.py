@@ -25,7 +25,7 @@ _PARTS = {"download": "tab:blue", "compute": "tab:green", "upload": "tab:orange"
 
 @dataclass(frozen=True)
 class Timeline:
-    """What is drawn of a round: one row for each client that was sent the model, the fastest first.
+    """The rows that are drawn of a round: one for each client that was sent the model, the fastest first.
 
     Attributes:
         ids: of the clients [M].

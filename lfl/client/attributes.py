@@ -1,4 +1,4 @@
-"""What a module holds besides parameters and buffers, as values that can be compared.
+"""All that a module holds besides parameters and buffers, as values that can be compared.
 
 A step may read whatever its module holds: numbers, lists, tensors that are no buffers, objects. Fast ways of computing
 a step rest on what that is, so that it must be known when it changes.
@@ -140,7 +140,7 @@ def comparable(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _held_by(value: object) -> dict[str, Any]:
-    """What an object holds: its attributes, those in slots included."""
+    """The attributes that an object holds, those in slots included."""
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 

@@ -65,7 +65,7 @@ class _Weights(NamedTuple):
 
 
 State = tuple[Tensor, ...]
-"""What a layer hands from step to step: h, and c of an LSTM, [b, H] each."""
+"""The tensors that a layer hands from step to step: h, and c of an LSTM, [b, H] each."""
 
 
 def recurrent(layer: Callable[..., Any], cell: Callable[..., State], *arguments: Any) -> Any:
@@ -189,4 +189,4 @@ LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rnn_tanh: _as_layer(torch.rnn_tanh, _tanh_cell),
     torch.rnn_relu: _as_layer(torch.rnn_relu, _relu_cell),
 }
-"""What stands in for functions of torch; to be called where a mode sees what they call."""
+"""Functions that stand in for functions of torch; to be called where a mode sees what they call."""

@@ -24,7 +24,7 @@ _STEPS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
 class Hooks(Protocol):
-    """What is called around the module's own hooks: the hooks of callbacks."""
+    """The hooks of callbacks, which are called around the module's own."""
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook, by its name."""

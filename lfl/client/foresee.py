@@ -1,4 +1,4 @@
-"""What a module's hooks will do, found out by letting them run ahead on a copy.
+"""Finding out what a module's hooks will do, by letting them run ahead on a copy.
 
 Which parameters there are is decided before round 1: they are the columns of all rows. A part that starts frozen and is
 trained from round 3 on must be among them.

@@ -1,4 +1,4 @@
-"""What hooks change in a module besides its parameters and buffers: what is frozen, modes, attributes."""
+"""The state of a module, besides parameters and buffers, that hooks change: what is frozen, modes, attributes."""
 
 from __future__ import annotations
 

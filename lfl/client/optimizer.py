@@ -84,7 +84,7 @@ def use_python_numbers(optimizer: Optimizer) -> None:
 
 
 def movement_scale(groups: Iterable[dict[str, Any]], rates: list[float], pull: float = 0.0) -> float:
-    """How far SGD moves a parameter if every gradient is 1: ``||a||_1 * eta``, without momentum ``len(rates) * lr``.
+    """The move of a parameter by SGD if every gradient is 1: ``||a||_1 * eta``, without momentum ``len(rates) * lr``.
 
     Methods divide a client's movement by it, to get an average of the gradients that the client has seen.
 

@@ -136,7 +136,7 @@ class LearningRates:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def _other_settings(self) -> list[dict[str, Any]]:
-        """What the parameter groups have besides parameters and rates, such as momentum."""
+        """The settings of the parameter groups besides parameters and rates, such as momentum."""
         kinds = (bool, int, float, tuple)
         groups = self.optimizer.param_groups
         return [{k: v for k, v in group.items() if k != "lr" and isinstance(v, kinds)} for group in groups]

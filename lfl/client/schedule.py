@@ -1,4 +1,4 @@
-"""Which examples each client of a cohort sees at each local step."""
+"""The examples that each client of a cohort sees at each local step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_A_TIME = 2**20  # random numbers drawn together
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Which examples some clients see at one step: as many for each of them, or padded to as many.
+    """The examples that some clients see at one step: as many for each of them, or padded to as many.
 
     Attributes:
         step: the local step.
@@ -42,7 +42,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Padding:
-    """How batches are padded, so that few shapes occur.
+    """The way in which batches are padded, so that few shapes occur.
 
     Attributes:
         width: examples of every batch.

@@ -14,7 +14,7 @@ from lfl.client.schedule import BatchPlan
 
 
 class Extras(NamedTuple):
-    """What the loss terms use besides batch and parameters; one row a client, so that vmap maps over it.
+    """The tensors that the loss terms use besides batch and parameters; one row a client, so that vmap maps over them.
 
     Attributes:
         global_features: outputs of submodules at x on the batch, without gradient, by name; at another frozen model, by
@@ -35,7 +35,7 @@ def at_row(row: str, submodule: str) -> str:
 
 
 class StepInput(NamedTuple):
-    """What the gradients of G clients are computed from, besides their parameters [G, D].
+    """The input from which the gradients of G clients are computed, besides their parameters [G, D].
 
     Attributes:
         batch: a nest of tensors ``[G, b, ...]``.
@@ -60,7 +60,7 @@ class StepInput(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What comes out of a step of G clients.
+    """The results of a step of G clients.
 
     Attributes:
         gradients: of the losses, new tensor [G, D].
@@ -141,7 +141,7 @@ class LocalStep:
         return replace(self, loss_rows=self.loss_rows | rows, log=None)
 
     def input_of(self, part: StepBatch) -> StepInput:
-        """What the gradients on one of the batches are computed from."""
+        """The input from which the gradients on one of the batches are computed."""
         plan, batch, keys, features = part
         # At each pass, and not once a step: rows that a plan gathers are copies, which would miss a change in place.
         extras = NO_EXTRAS
@@ -151,7 +151,7 @@ class LocalStep:
 
 
 class ClientStep:
-    """What ``client_loss`` may use: one client's batch, parameters and model, inside the loss.
+    """All that ``client_loss`` may use: one client's batch, parameters and model, inside the loss.
 
     Attributes:
         batch: the batch of this step ``[b, ...]``.

@@ -1,4 +1,4 @@
-"""What the code of a module can reach besides the module: globals, attributes of classes, closures.
+"""All that the code of a module can reach besides the module: globals, attributes of classes, closures.
 
 A training step may count in a global, or read one that a hook sets. Nothing in the module tells of that.
 """
@@ -57,7 +57,7 @@ class Surroundings:
         return {name: comparable(_get(*place)) for name, place in self._places.items()}
 
     def snapshot(self) -> dict[str, tuple[Any, Any]]:
-        """What is in each place, with a copy of it if it may be changed in place."""
+        """The value in each place, with a copy of it if it may be changed in place."""
         values = {name: _get(*place) for name, place in self._places.items()}
         return {name: (value, _copied(value)) for name, value in values.items()}
 

@@ -1,4 +1,4 @@
-"""What a training step does besides computing a loss from its batch and parameters."""
+"""The traits of a training step: what it does besides computing a loss from its batch and parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INDEX = "`batch_idx`"
 
 @dataclass(frozen=True)
 class StepTraits:
-    """What has been seen of a module's training step.
+    """The traits that have been seen of a module's training step.
 
     Attributes:
         random_operations: whether it draws random numbers that can be computed from a client's key, such as dropout.
@@ -48,7 +48,7 @@ class StepTraits:
     gradient_hooks: tuple[str, ...] = ()
 
     def __or__(self, other: StepTraits) -> StepTraits:
-        """What has been seen in at least one of two steps; of gradients, what was missing in both."""
+        """The traits that have been seen in at least one of two steps; of gradients, what was missing in both."""
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
         joined: dict[str, Any] = {
             k: a or b if isinstance(a, bool) else tuple(dict.fromkeys(a + b)) for k, (a, b) in both.items()
@@ -68,7 +68,7 @@ class StepTraits:
 
     @property
     def side_effect(self) -> str | None:
-        """What keeps a step from being a function of its arguments, for a sentence about it; None for nothing."""
+        """The trait by which a step is no function of its arguments, for a sentence about it; None for none."""
         if self.changed_buffers:
             return f"changes the buffer {self.changed_buffers[0]!r} in place"
         if self.host_draws:

@@ -1,4 +1,4 @@
-"""How Python code learns values of tensors, which a recording of its operations would take for constants."""
+"""Ways in which Python code learns values of tensors, which a recording of its operations would take for constants."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -86,7 +86,7 @@ class LocalPhase:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What a client does in a round.
+    """The work that a client does in a round.
 
     Args:
         phases: one after another.
@@ -135,7 +135,7 @@ class LocalWork:
         return replace(self, phases=phases)
 
     def examples(self, sizes: Tensor, batch_size: int, keys: Tensor | None = None) -> Tensor:
-        """How many examples each client goes through [C], each time that it sees one counting."""
+        """The number of examples that each client goes through [C], each time that it sees one counting."""
         steps = self.num_steps(sizes, batch_size, keys)
         if self.sampling == "replacement":
             return steps * batch_size

@@ -1,4 +1,4 @@
-"""What a data module finds out about a training and a test set before it deals them: labels, groups, and faults.
+"""The labels, groups and faults that a data module finds in a training and a test set before it deals them.
 
 All faults are found here, before any training, and said in one line that names the item.
 """
@@ -149,7 +149,7 @@ def _look(data: Data, name: str, num_classes: int, in_memory: bool, format: Item
 
 
 def _target_of(reader: ItemReader, num_classes: int, has_column: bool) -> Path | None:
-    """Where the target of an item is; None where partitioning needs none.
+    """The path to the target of an item; None where partitioning needs none.
 
     Raises:
         DataError: nobody says where the class labels are.
@@ -198,7 +198,7 @@ def _check_alike(first: Any, item: Any, positions: list[int], name: str) -> None
 
 
 def _learned(names: Column, labels: Tensor, positions: Sequence[int], name: str) -> tuple[str, ...]:
-    """Which name belongs to which label, where `targets` has names and items have numbers."""
+    """The name that belongs to each label, where `targets` has names and items have numbers."""
     known: dict[int, str] = {}
     labels_of: dict[str, int] = {}
     if not is_label(labels):

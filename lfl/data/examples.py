@@ -17,7 +17,7 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class ItemFormat:
-    """What is what in an item, as a source's user says.
+    """The format of an item: what is what in it, as a source's user says.
 
     Args:
         target: the part that is the class label, or the target of a regression: a key of a dict, a place in a tuple, or
@@ -68,7 +68,7 @@ class TensorData:
 
     @property
     def input(self) -> Path:
-        """Where the input is in ``parts``."""
+        """The path to the input in ``parts``."""
         return (0,)
 
     def __len__(self) -> int:
@@ -163,7 +163,7 @@ class ItemData:
 
 Examples: TypeAlias = TensorData | NestData | ItemData
 Data: TypeAlias = Examples | Dataset[Any]
-"""What sources give; ``examined`` makes ``Examples`` of it."""
+"""The data that sources give; ``examined`` makes ``Examples`` of it."""
 
 
 def merged(one: Examples, other: Examples) -> Examples:

@@ -246,7 +246,7 @@ def _may_be_on_hub(path: str) -> bool:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """What ``HF_HUB_OFFLINE=1`` does, which is read when the packages are imported."""
+    """Keep Hugging Face's packages offline, as ``HF_HUB_OFFLINE=1`` does, which is read when they are imported."""
     import datasets
     import huggingface_hub
 

@@ -137,7 +137,7 @@ class ItemReader(Dataset[Any]):
 
     @cached_property
     def target(self) -> Path | None:
-        """Where the target of an item is; None if it has none.
+        """The path to the target of an item; None if it has none.
 
         Raises:
             DataError: the item has no such part.
@@ -146,7 +146,7 @@ class ItemReader(Dataset[Any]):
 
     @cached_property
     def input(self) -> Path | None:
-        """Where the input of an item is, which transforms are for; None if nobody said so.
+        """The path to the input of an item, which transforms are for; None if nobody said so.
 
         Raises:
             DataError: the item has no such part.
@@ -179,7 +179,7 @@ class ItemReader(Dataset[Any]):
 
     @property
     def _code(self) -> tuple[Any, ...]:
-        """What may draw, or change."""
+        """The objects that may draw, or change: the data set and ``collate_fn``."""
         return self.dataset, self.format.collate_fn
 
     def state(self) -> list[Any]:
@@ -269,7 +269,7 @@ class ItemReader(Dataset[Any]):
             ) from error
 
     def _collate(self, items: list[Any], places: list[Place]) -> tuple[Any, bool]:
-        """What ``collate_fn`` makes of items, and whether it drew."""
+        """The batch that ``collate_fn`` makes of items, and whether it drew."""
         assert self.format.collate_fn is not None
         position, key = places[0]
         with self.generators.kept():
@@ -383,7 +383,7 @@ def _held_by(root: object) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with names where it has some."""
+    """The values that an object holds, with names where it has some."""
     if isinstance(thing, list | tuple | dict | set):
         if len(thing) <= _LONGEST:
             yield from (("", value) for value in (thing.values() if isinstance(thing, dict) else thing))

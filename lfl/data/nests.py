@@ -18,11 +18,11 @@ from torch.utils.data import default_collate
 from lfl.data.columns import DataError
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where a part of a nest is: keys of dicts and places in tuples; () is the nest itself."""
+"""The path to a part of a nest: keys of dicts and places in tuples; () is the nest itself."""
 
 
 class Riders(list[Any]):
-    """What rides along in a batch and is no tensor: strings and None, one for each example.
+    """Values that ride along in a batch and are no tensors: strings and None, one for each example.
 
     To whoever reads it a list. To torch's walks over nests one leaf, which can be indexed as the tensors beside it are.
 
@@ -170,7 +170,7 @@ def stacked(items: Sequence[Any], misfit: Callable[[Path, list[Any]], DataError]
 
 
 def as_batch(nest: Any, count: int, path: Path = ()) -> Any:
-    """What a ``collate_fn`` returned, as a batch: mappings become dicts, lists of strings riders, all else tensors.
+    """Make a batch of what a ``collate_fn`` returned: mappings become dicts, lists of strings riders, all else tensors.
 
     Raises:
         ValueError: a part has not one row an example; the message says which and what it has.
@@ -197,7 +197,7 @@ def joined(leaves: Sequence[Any]) -> Any:
 
 
 def said(path: Path) -> str:
-    """What a part is called in an error: by its name, where it has one."""
+    """The words for a part in an error: with its name, where it has one."""
     has_name = any(isinstance(key, str) for key in path)
     return f"a part {'.'.join(map(str, path))!r}" if has_name else "a part"
 

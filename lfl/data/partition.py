@@ -1,4 +1,4 @@
-"""Which client has which examples: partitions, which can be saved, loaded, counted and plotted."""
+"""Partitions: which client has which examples; they can be saved, loaded, counted and plotted."""
 
 import hashlib
 import os

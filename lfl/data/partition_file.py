@@ -24,7 +24,7 @@ class PartitionError(ValueError):
 
 @dataclass
 class WrittenPartition:
-    """What such a file says.
+    """The content of such a file.
 
     Attributes:
         train: positions of training examples of each client.

@@ -1,4 +1,4 @@
-"""What partitioners share: examples sorted by class, and shares of clients turned into whole examples."""
+"""Examples sorted by class, and shares of clients turned into whole examples: what partitioners have in common."""
 
 import math
 from collections.abc import Callable

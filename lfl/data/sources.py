@@ -1,4 +1,4 @@
-"""Where examples come from: sources give a training set and a test set, which a partitioner splits among clients."""
+"""Sources of examples: they give a training set and a test set, which a partitioner splits among clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sized
@@ -36,7 +36,7 @@ class Source(ABC):
 
     @property
     def format(self) -> ItemFormat:
-        """What is what in an item."""
+        """The format of an item: what is what in it."""
         return USUAL
 
     @override

@@ -22,7 +22,7 @@ _IDX_FILES = tuple(f"{prefix}-{kind}" for prefix in ("train", "t10k") for kind i
 
 
 class _Layout(NamedTuple):
-    """Where torchvision keeps the files of a data set below `root`; repeated here to check without importing it."""
+    """Places where torchvision keeps a data set's files below `root`; repeated here to check without importing it."""
 
     folder: str
     files: tuple[str, ...]

@@ -141,7 +141,7 @@ class Workers:
 
 
 class _Readers(Dataset[Any]):
-    """What the processes hold."""
+    """The readers that the processes hold, as a data set that is indexed by requests."""
 
     def __init__(self, readers: list[ItemReader]) -> None:
         self._readers = readers
@@ -165,7 +165,7 @@ class _Requests:
 
 
 def _asking(plan: Iterator[Request], asked: deque[Request]) -> Generator[Request, None, None]:
-    """What has been asked for and has not come, and then the rest of the plan, which is noted in ``asked``."""
+    """The requests in ``asked``, whose batches have not come, and then the rest of the plan, which is noted there."""
     yield from tuple(asked)
     for request in plan:
         asked.append(request)

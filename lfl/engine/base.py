@@ -38,7 +38,7 @@ _FRACTIONS = 8  # the clients of a padded batch are a multiple of an eighth of t
 
 @dataclass(frozen=True)
 class Descents:
-    """Which recorded steps include the step of plain SGD.
+    """The recorded steps that include the step of plain SGD.
 
     They differ from others by rounding. So which ones do must follow from the round and the batch alone: a run that is
     resumed, or shared by processes, gives the same numbers.
@@ -193,7 +193,7 @@ class LocalEngine(ABC):
     def global_features(
         self, batch: Any, keys: Tensor, anchor: Tensor, rows: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """What loss terms read of frozen models on the batches of G clients, ``[G, b, ...]`` by name; empty if nothing.
+        """Features of frozen models for loss terms, on batches of G clients, ``[G, b, ...]`` by name; empty if none.
 
         Args:
             batch: a nest of tensors ``[G, b, ...]``.
@@ -462,7 +462,7 @@ class LocalEngine(ABC):
                 step.log(plan, losses, logs)
 
     def _padding(self, cohort: Cohort, phase: CohortPhase) -> Padding | None:
-        """How the batches of a phase are padded; None for not at all."""
+        """The padding of the batches of a phase; None for no padding."""
         if not self.padded_width:
             return None
         # Batches may include clients that have finished, with weight zero, so that shapes stay few. Their gradients are

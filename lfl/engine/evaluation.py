@@ -31,7 +31,7 @@ from lfl.generators import HostGenerators
 from lfl.processes.group import Processes
 
 Way = Literal["padded", "equal", "alone"]
-"""Which clients share a pass: those of similar sizes, of equal sizes only, or none."""
+"""The clients that share a pass: those of similar sizes, of equal sizes only, or none."""
 
 _ALONE = 8  # a client that fills more than such a share of a pass gains little from sharing it
 # Another pass costs about as much as so many examples of a small network: before that, padding is cheaper.
@@ -190,7 +190,7 @@ class ClientEvaluator:
             return why_not_a_mean(step, params, without_riders(batch)) is None
 
     def _why_alone(self, clients: _Clients, rows: list[int]) -> str | None:
-        """What a step does besides logging numbers of its batch, as far as some steps show; None for nothing."""
+        """Find out what a step does besides logging numbers of its batch, as far as some show; None for nothing."""
         module = self._model.module
         hook = next((name for name in _HOOKS if is_overridden(name, module)), None)
         if hook is not None:

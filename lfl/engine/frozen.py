@@ -180,7 +180,7 @@ class FeatureTable:
 
 
 def _clients_of(plan: BatchPlan) -> tuple[int, ...]:
-    """What batches have in common whose clients are known to be the same without looking at a device."""
+    """A key that batches share whose clients are known to be the same without looking at a device."""
     return (plan.rows.start, plan.rows.stop) if isinstance(plan.rows, slice) else (id(plan),)
 
 

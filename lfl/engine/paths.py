@@ -32,7 +32,7 @@ Recording = bool | Literal["compile"]
 
 @dataclass(frozen=True)
 class Path:
-    """How the steps of a run are computed.
+    """The way in which the steps of a run are computed.
 
     Attributes:
         name: of the engine.
@@ -115,7 +115,7 @@ def why_not_padded(model: ClientModel, trial: Trial) -> str | None:
 
 
 def why_not_recorded(model: ClientModel) -> str | None:
-    """What a step does besides computing results from tensors; None for nothing that has been seen."""
+    """Find out what a step does besides computing results from tensors; None for nothing that has been seen."""
     if model.traits.side_effect is not None:
         return f"it {model.traits.side_effect}"
     if (reason := _why_not_by_zeros(model, build_optimizer(model.module)[0])) is not None:
@@ -130,7 +130,7 @@ def why_not_recorded(model: ClientModel) -> str | None:
 
 
 def _why_not_by_zeros(model: ClientModel, optimizer: Optimizer) -> str | None:
-    """Why a gradient of zero may not stand for none: torch's optimizers leave out parameters that have none."""
+    """Find out why a gradient of zero may not stand for none: torch's optimizers leave out parameters without one."""
     sometimes, never = model.traits.sometimes_missing, model.traits.without_gradient
     decays = any(group.get("weight_decay") for group in optimizer.param_groups)
     moves = decays or type(optimizer) is not torch.optim.SGD or any(g["momentum"] for g in optimizer.param_groups)

@@ -42,7 +42,7 @@ _JOINS = 1.5  # sums of processes cost what they take when nobody waits, and mor
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Which engine the user wants, and how it is to run.
+    """The engine that the user wants, and how it is to run.
 
     Args:
         name: ``auto`` is the vectorized engine where the model allows it and a short trial finds it faster.
@@ -241,7 +241,7 @@ class _Chooser:
         return size if self.work.sampling == "replacement" else min(size, int(self.data.client_sizes.max()))
 
     def _num_calls(self, path: Path, width: int = 0) -> float:
-        """About how many steps of cohorts a round has; those with batches of ``width`` examples, if it is given."""
+        """The rough number of steps of cohorts in a round; of those with ``width`` examples a batch, if it is given."""
         _, sizes, steps = self._typical_clients()
         if not len(sizes):
             return 0.0

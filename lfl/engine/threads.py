@@ -1,4 +1,4 @@
-"""With how many threads torch computes a run.
+"""The number of threads with which torch computes a run.
 
 torch takes one per core. For the small operations of most local steps that is slower than one: threads wait for each
 other at the end of every operation, and where other processes keep a core busy, for the scheduler to come around, which

@@ -1,4 +1,4 @@
-"""How long steps take, measured before a run on copies of its model."""
+"""The time that steps take, measured before a run on copies of its model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MORE_THREADS = 1.25  # several threads must be so much faster: they are slow wh
 
 @dataclass(frozen=True)
 class StepCost:
-    """What steps of a path cost.
+    """The cost of the steps of a path.
 
     Attributes:
         engine: takes them.

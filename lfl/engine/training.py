@@ -170,7 +170,7 @@ class LocalTraining:
         self._threads, self._one_thread, self.engine.step_times = 1, None, None
 
     def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
-        """What only the end of a cohort's training shows: the path to go on with, and why."""
+        """The path to go on with, and why, where only the end of a cohort's training shows that this one is wrong."""
         # Clients that are trained together, and steps that are replayed, would all see the same draw.
         is_shared = self._path.name == "vectorized" or bool(self._path.recording)
         moved = self._generators.moved_since(before) if is_shared else []
@@ -185,7 +185,7 @@ class LocalTraining:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """How steps are computed now, for a checkpoint; the numbers depend on it by rounding only."""
+        """The way in which steps are computed now, for a checkpoint; the numbers depend on it by rounding only."""
         path = self._path
         return {
             "name": path.name,
@@ -207,7 +207,7 @@ class LocalTraining:
         return path.name == "sequential" and not path.recording and not reads_features
 
     def _module_state(self) -> dict[str, Any]:
-        """What the step depends on: training modes, frozen parameters, attributes, and what lies outside."""
+        """The state that the step depends on: training modes, frozen parameters, attributes, and what lies outside."""
         traits = self._model.traits
         read = set(traits.read_attributes) - set(traits.changed_attributes)
         module = self._model.module
@@ -356,7 +356,7 @@ class LocalTraining:
 
 
 def _reason_of(error: Exception, is_asked_for: bool) -> str:
-    """Why a step that raised an error is taken in another way, for a sentence about the module."""
+    """The reason to take a step that raised an error in another way, for a sentence about the module."""
     # These errors tell who has asked for recordings what to do.
     if isinstance(error, TraceError) and not is_asked_for:
         if error.__cause__ is None:

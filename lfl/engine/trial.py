@@ -43,7 +43,7 @@ class Trial:
         return tree_map(lambda x: x[row], self.batch)
 
     def input(self, features: dict[str, Tensor]) -> StepInput:
-        """What a step of all clients is computed from, given the features of x on their batches."""
+        """The input from which a step of all clients is computed, given the features of x on their batches."""
         return StepInput(self.batch, self.keys, self.anchor, Extras(features, {}))
 
     def ragged(self, features: dict[str, Tensor]) -> StepInput:

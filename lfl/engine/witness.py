@@ -105,7 +105,7 @@ class Witness:
         return _Result(gradients[0], losses[0], logs)
 
     def _rounding(self, params: Tensor, input: StepInput, exact: _Result) -> dict[str, float]:
-        """How far gradients of each parameter, losses and logged values move with the last bits of the parameters."""
+        """Distances that gradients of each parameter, losses and logged values move with the parameters' last bits."""
         moved: dict[str, float] = {}
         for number in range(3):
             noise = uniform(input.keys.new_tensor([number])[0], params.numel(), params.dtype) - 0.5

@@ -1,4 +1,4 @@
-"""Where a run's metrics go; any logger of ``lightning.pytorch.loggers`` serves as well."""
+"""Loggers of a run's metrics; any logger of ``lightning.pytorch.loggers`` serves as well."""
 
 from lfl.loggers.csv import CSVLogger, read_rows
 from lfl.loggers.tensorboard import RunTensorBoardLogger

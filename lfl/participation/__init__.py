@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""The clients that take part in a round."""
 
 from lfl.participation.asynchronous import AsynchronousParticipation
 from lfl.participation.base import Participation

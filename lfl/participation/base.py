@@ -1,4 +1,4 @@
-"""Who takes part in a round: what all choices share."""
+"""Choices of the clients that take part in a round: what all of them share."""
 
 from abc import ABC, abstractmethod
 
@@ -68,7 +68,7 @@ class Participation(ABC):
 
     @property
     def rule(self) -> "Participation":
-        """How those clients are drawn that may take part."""
+        """The rule by which those clients are drawn that may take part."""
         return self
 
     def held_out(self, num_clients: int, seed: int) -> Tensor:

@@ -63,7 +63,7 @@ class FastestParticipation(Participation):
         return self._sampling.select(round_number, num_clients, seed)
 
     def waits_for(self, round_number: int, fastest_first: Tensor) -> int:
-        """How many answers the server waits for, of sampled clients that are sorted by their time."""
+        """The number of answers that the server waits for, of sampled clients that are sorted by their time."""
         del round_number, fastest_first
         return int(self.fastest)
 

@@ -1,4 +1,4 @@
-"""When to double the participants: Lemma B.1 of SRPFL's theory.
+"""The points at which to double the participants: Lemma B.1 of SRPFL's theory.
 
 "Straggler-Resilient Personalized Federated Learning", Theorem 4.7 and Appendix B. With n of N clients a round takes
 ``E T_(n) + C`` and moves the distance from the optimal representation by

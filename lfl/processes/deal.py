@@ -1,4 +1,4 @@
-"""Which process trains which client of a round."""
+"""The choice of the process that trains each client of a round."""
 
 import heapq
 import math

@@ -108,7 +108,7 @@ class ProcessWatch:
                 return
 
     def _find_lost(self) -> str:
-        """Which process is lost and how it ended; empty if all are alive."""
+        """The process that is lost and how it ended; empty if all are alive."""
         if (launcher := int(os.environ[_LAUNCHER])) != os.getpid():
             # A process whose parent has ended gets another parent. Asking for the launcher's id instead would find
             # any process that has been given the same id since.

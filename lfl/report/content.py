@@ -139,7 +139,7 @@ class Report:
 
     @property
     def selection(self) -> str:
-        """Which groups figures show, in a sentence; empty where it is all of them."""
+        """The groups that figures show, in a sentence; empty where it is all of them."""
         drawn, groups = len(self.drawn), len(self.comparison.groups)
         return f"Drawn are the best {drawn} of {groups} groups." if drawn < groups else ""
 
@@ -164,7 +164,7 @@ class Report:
 
     @property
     def explanations(self) -> list[str]:
-        """How the numbers of the table are to be read."""
+        """Sentences that say how the numbers of the table are to be read."""
         groups = self.comparison.groups
         several = any(len(group.counted) > 1 for group in groups)
         spread = " Means over seeds ± standard deviation (of a sample)." if several else ""

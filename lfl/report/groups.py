@@ -123,7 +123,7 @@ def _read(path: Path) -> Run | str:
 
 
 def _remarks(run: Run) -> Iterator[str]:
-    """What is to be said of a run that has not all its rounds, or not all their times."""
+    """Remarks on a run that has not all its rounds, or not all their times."""
     if run.timed > run.rounds:
         yield f"is damaged: metrics.csv ends at round {run.rounds}, timing.csv at round {run.timed}"
     elif run.is_damaged:

@@ -120,7 +120,7 @@ def distinct(runs: Sequence[Path]) -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """What ``Counting`` runs: its result file, the folder of figures, and run folders."""
+    """Count classes for ``Counting``, given its result file, the folder of figures, and run folders."""
     result, folder, *runs = map(Path, arguments)
     found: list[list[list[int]] | str] = []
     for number, run in enumerate(runs, 1):

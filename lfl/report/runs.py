@@ -93,7 +93,7 @@ class Run:
 
     @cached_property
     def axes(self) -> dict[str, pd.Series]:
-        """What curves may be drawn against, by the names of ``AXES``: each since the start, by round."""
+        """The axes against which curves may be drawn, by the names of ``AXES``: each since the start, by round."""
         found = {}
         up, down = self.metrics.get(UP), self.metrics.get(DOWN)
         if up is not None and down is not None:
@@ -124,7 +124,7 @@ def total(series: pd.Series) -> pd.Series:
 
 @dataclass(frozen=True)
 class Found:
-    """What is in some paths.
+    """The runs and evaluations in some paths, and the paths that have no run.
 
     Attributes:
         runs: run folders, each once.

@@ -206,7 +206,7 @@ def _callbacks(stack: Sequence[Any]) -> Iterator[tuple[str, Setting]]:
 
 
 def _entries(entries: Sequence[Any], key: str) -> Iterator[tuple[str, Setting]]:
-    """What is in the entries of a list; their classes are in the list's own value."""
+    """The settings in the entries of a list; their classes are in the list's own value."""
     for name, entry in _numbered(entries).items():
         if _class_of(entry):
             yield from _members(_arguments(entry) if isinstance(entry, Mapping) else {}, f"{key}.{name}")

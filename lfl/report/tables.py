@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def remark(self) -> str:
-        """How many runs are not in the mean, and why; empty where all are, or none has a value."""
+        """The number of runs that are not in the mean, and why; empty where all are, or none has a value."""
         known, lost = len(self.values), len(self.values) - len(self.finite)
         logged = f"{known} of {self.runs} logged it" if self.runs is not None and 0 < known < self.runs else ""
         return ", ".join(filter(None, (logged, f"{lost} of {known} {self.lost}" if lost else "")))

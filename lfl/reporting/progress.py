@@ -116,7 +116,7 @@ class ProgressDisplay:
 
 
 class _Progress:
-    """How far a run has come: written by `ProgressDisplay`, read by `_Lines` and `_Bar`."""
+    """The point to which a run has come: written by `ProgressDisplay`, read by `_Lines` and `_Bar`."""
 
     def __init__(self, first_round: int, max_rounds: int) -> None:
         self.first_round = self.round = first_round

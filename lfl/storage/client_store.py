@@ -1,4 +1,4 @@
-"""What clients keep between rounds: named slots with one row per client, in memory or in a file.
+"""The store of what clients keep between rounds: named slots with one row per client, in memory or in a file.
 
 A row is made when it is first written, so clients that never take part cost no memory.
 """

@@ -16,7 +16,7 @@ _FIRST_CHUNK_BYTES = 2**20
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What a row of a slot looks like: its width, its type, and the value ``fill`` of a row that was never written."""
+    """The layout of a slot's rows: their width, their type, and the value ``fill`` of a row that was never written."""
 
     width: int
     dtype: torch.dtype
@@ -78,7 +78,7 @@ class ClientIndex:
 
 
 class RowStorage(Protocol):
-    """Where the rows of a slot are kept."""
+    """The place where the rows of a slot are kept."""
 
     def read(self, rows: Tensor) -> Tensor:
         """Reads ``rows`` [C] into a new tensor [C, width] on the store's device."""

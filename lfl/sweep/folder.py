@@ -151,7 +151,7 @@ def write_finished(attempt: Path) -> None:
 
 
 def finished_folder(folder: Path) -> Path | None:
-    """Where the results of a finished run are; None for one that is not finished, or whose results are not whole."""
+    """The folder of a finished run's results; None for one that is not finished, or whose results are not whole."""
     finished = _read_finished(folder)
     if finished is None:
         return None

@@ -244,7 +244,7 @@ def _last_part(value: str) -> str:
 
 
 def _prefixes(axes: Sequence[Axis]) -> list[str]:
-    """What stands before a value in a run's name: as much of the setting's end as tells it from the others."""
+    """The text before each value in a run's name: as much of the setting's end as tells it from the others."""
     paths = [[part for part in axis.title.rstrip("+").split(".") if part != "init_args"] for axis in axes]
     depths = [1] * len(axes)
     while True:

@@ -130,7 +130,7 @@ def prepare_data(arguments: Sequence[str]) -> None:
 
 
 def _or_one_line(command: Callable[[list[str]], Any], arguments: Sequence[str]) -> Any:
-    """What a command makes of the arguments of ``lfl fit``; raises ValueError with the one line that it would print."""
+    """The result of a command for arguments of ``lfl fit``; raises ValueError with the one line that it would print."""
     from lfl.cli import run
 
     said = StringIO()
@@ -178,7 +178,7 @@ def fit(arguments: Sequence[str], folder: Path) -> Outcome:
 
 
 def _resumption(folder: Path) -> list[str]:
-    """How a run goes on from its last checkpoint; nothing if it has to begin again, and what it left is removed."""
+    """The argument to resume a run from its last checkpoint; none if it begins again, and what it left is removed."""
     from lfl.storage.checkpoint_file import CheckpointError, find_newest
 
     for attempt in attempts(folder):

@@ -1,4 +1,4 @@
-"""How long the rounds of a simulated system take, and which clients they lose."""
+"""The time that the rounds of a simulated system take, and the clients that they lose."""
 
 from lfl.system.around import AroundSpeeds, CorrelatedSpeeds, PerExample, Stragglers
 from lfl.system.base import Answers, System, Workload

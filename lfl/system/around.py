@@ -48,7 +48,7 @@ class AroundSpeeds(Speeds):
         return ClientTimes(others.download, self.compute_seconds(clients, round_number, seed), others.upload)
 
     def known_workload(self) -> Workload:
-        """What is known of the run; raises ValueError before one has begun."""
+        """All that is known of the run; raises ValueError before one has begun."""
         if self.workload is None:
             raise ValueError(f"{type(self).__name__} needs to know the clients' data: call `prepare` first.")
         return self.workload

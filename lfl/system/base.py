@@ -1,4 +1,4 @@
-"""What simulated systems share: they turn a round into simulated seconds, and may lose clients on the way."""
+"""The base of simulated systems: they turn a round into simulated seconds, and may lose clients on the way."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Workload:
-    """What a system may know of a run before its first round.
+    """All that a system may know of a run before its first round.
 
     Attributes:
         sizes: training examples of each client [N], int64.
@@ -28,7 +28,7 @@ class Workload:
 
 
 class Answers(NamedTuple):
-    """Whose answers a round gets; ids, ascending, of the clients that the server waits for.
+    """The ids, ascending, of the clients that the server waits for, by whether the round gets their answers.
 
     Attributes:
         on_time: clients that answer, and are trained.

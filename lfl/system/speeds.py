@@ -19,7 +19,7 @@ from lfl.system.base import System
 
 @dataclass(frozen=True)
 class ClientTimes:
-    """What clients spend their seconds on, one after another, float64 [M] each.
+    """The seconds that clients spend on one thing after another, float64 [M] each.
 
     Attributes:
         download: until the model has arrived.
@@ -57,7 +57,7 @@ class Speeds(System):
     def client_times(
         self, clients: Tensor, bits: Tensor | None, round_number: int, seed: int, down_bits: Tensor | None = None
     ) -> ClientTimes:
-        """What each client [M] spends its seconds on; the arguments are those of ``client_seconds``."""
+        """The seconds of each client [M] and what it spends them on; the arguments are those of ``client_seconds``."""
         del bits, down_bits
         seconds = self.compute_seconds(clients, round_number, seed)
         return ClientTimes(torch.zeros_like(seconds), seconds, torch.full_like(seconds, self.communication))

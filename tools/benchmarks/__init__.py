@@ -1,1 +1,1 @@
-"""How fast `lfl` is, what a round costs, and how that grows."""
+"""Benchmarks of `lfl`: how fast it is, what a round costs, and how that grows."""

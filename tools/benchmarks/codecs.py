@@ -1,4 +1,4 @@
-"""What codecs cost beyond the bytes they must touch: encoding and decoding a ResNet-18, and FLSS's basis of it.
+"""The cost of codecs beyond the bytes they must touch: encoding and decoding a ResNet-18, and FLSS's basis of it.
 
     python -m tools.benchmarks.codecs
     python -m tools.benchmarks.codecs --quick        # a small model, in seconds: no results

@@ -1,4 +1,4 @@
-"""How long it takes to evaluate clients' own models together, as a ratio to one at a time.
+"""The time it takes to evaluate clients' own models together, as a ratio to one at a time.
 
     python -m tools.benchmarks.evaluation
     python -m tools.benchmarks.evaluation --clients 100 --repeats 15 --threads 1

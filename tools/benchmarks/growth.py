@@ -1,4 +1,4 @@
-"""How the time and the memory of a run grow with clients, rounds and the model.
+"""The growth of the time and the memory of a run with clients, rounds and the model.
 
     python -m tools.benchmarks.growth time              # seconds per round against each quantity, with a picture
     python -m tools.benchmarks.growth memory            # with clients and with rounds; exit code 1 if it grows

@@ -1,4 +1,4 @@
-"""What a round costs beyond its arithmetic.
+"""The cost of a round beyond its arithmetic.
 
     python -m tools.benchmarks.overhead ssf-round         # beside the bare tensor operations of the same round
     python -m tools.benchmarks.overhead callbacks         # what a callback adds to a local step

@@ -160,7 +160,7 @@ def table_of(name: str, rounds: int | None, repeats: int, chosen: list[Contender
 
 
 def against_best(table: Table) -> list[str]:
-    """How the defaults compare with the best setting of `lfl` in as many processes, a line for each number of them."""
+    """Compare the defaults with the best setting of `lfl` in as many processes, in a line for each number of them."""
     rows = [(name, int(processes), float(ratio)) for name, processes, _, _, ratio, *_ in table.rows]
     lines = []
     for name, processes, ratio in rows:

@@ -1,4 +1,4 @@
-"""What watching costs: following the module before every round, and taking some steps both ways.
+"""The cost of watching: following the module before every round, and taking some steps both ways.
 
     python -m tools.benchmarks.watching mlp cnn --rounds 100 --pairs 2
 

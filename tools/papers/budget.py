@@ -1,4 +1,4 @@
-"""What the papers' settings on data that does not come with lfl would take: the table of docs/data.md.
+"""The cost of running the papers' settings on data that does not come with lfl: the table of docs/data.md.
 
     python -m tools.papers.budget
 
@@ -75,7 +75,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Budget:
-    """What a setting computes: clients in a round and in all, steps of each, batch, trained parameters, rounds.
+    """The work of a setting: clients in a round and in all, steps of each, batch, trained parameters, rounds.
 
     ``hours`` are the least and the most on one H100; none where nothing was measured.
     """

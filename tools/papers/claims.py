@@ -49,7 +49,7 @@ class Claim:
         return self.study.split()
 
     def decision(self, fresh: Mapping[str, Sequence[Number]] | None = None) -> Decision:
-        """What numbers say of it; a study that has left none decides nothing.
+        """Decide the claim by numbers; a study that has left none decides nothing.
 
         Args:
             fresh: numbers of studies by name, to be taken in place of those that are kept.

@@ -1,4 +1,4 @@
-"""What papers say that their methods send, beside the ledger's records of real rounds.
+"""The traffic that papers state for their methods, beside the ledger's records of real rounds.
 
     python -m tools.papers.communication
     python -m tools.papers.communication --networks cnn --only STC "sign + EF" --threads 2
@@ -164,7 +164,7 @@ def of_problem(cell: ProblemCell) -> Traffic:
 
 
 def traffic(cell: Cell) -> Traffic:
-    """What the ledger of a cell's run has."""
+    """The traffic that the ledger of a cell's run has."""
     if isinstance(cell, NetworkCell):
         side = 32 if cell.network == "cnn" else 8  # ResNets have the same parameters whatever the size of an image
         return of_network(cell, NETWORKS[cell.network](cell.num_classes), Setting.of(cell), channels=3, side=side)

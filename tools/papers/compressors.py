@@ -69,7 +69,7 @@ def measure(results: Results) -> Quantities:
 
 
 def _leads(read: Mapping[str, list[list[float]]], reading: int) -> dict[str, list[float]]:
-    """By how much FLSS is ahead of each other method in a reading, by seed."""
+    """The lead of FLSS over each other method in a reading, by seed."""
     ours = read[_FLSS_NAME][reading]
     return {name: _ahead(ours, values[reading]) for name, values in read.items() if name != _FLSS_NAME}
 

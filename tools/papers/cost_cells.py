@@ -80,7 +80,7 @@ class NetworkCell(Cell):
 
 @dataclass(frozen=True)
 class ProblemCell(Cell):
-    """What a client sends in a round, on average, in a run of a file of ``configs/problems/``.
+    """A cost of what a client sends in a round, on average, in a run of a file of ``configs/problems/``.
 
     Attributes:
         config: its name.

@@ -1,4 +1,4 @@
-"""What FedMRUR is made of, and what it depends on: its parts, gamma, who takes part, alpha and rho.
+"""The parts that FedMRUR is made of, and what it depends on: gamma, who takes part, alpha and rho.
 
     python -m tools.papers.fedmrur parts gamma participation constants --jobs 2
     python -m tools.papers.fedmrur parts --quick      # a look, in about two minutes: no results
@@ -125,7 +125,7 @@ _ALIKE = {"accuracy %": 1.0, "training loss": 0.05}
 
 
 def room(measured: Quantity, alike: float, reference: str) -> Quantity:
-    """By how much a quantity is closer to another method's than ``alike``, by seed: above zero where it is alike."""
+    """The margin of a quantity within ``alike`` of another method's, by seed: above zero where it is alike."""
     theirs = measured.values[reference]
     return Quantity(
         {
@@ -142,7 +142,7 @@ GAMMA = {"gamma 0": _PLAIN_N, **_GAMMAS}  # the same runs as N's
 
 
 def measure_gamma(results: Results) -> Quantities:
-    """Also how much closer accuracy and training loss are to those with the paper's gamma than what is alike."""
+    """Measure also how much closer accuracy and training loss are to those of the paper's gamma than what is alike."""
     found = measure(results)
     rooms = {
         f"{name}: {alike:g} less the change": room(found[name], alike, f"gamma {_PAPERS_GAMMA:g}")
@@ -169,7 +169,7 @@ PARTICIPATION = {
 
 
 def measure_participation(results: Results) -> Quantities:
-    """Also what more participants change: rounds saved against the next fewer, and accuracy against the fewest."""
+    """Measure also what more participants change: rounds saved against the next fewer, accuracy against the fewest."""
     found = measure(results)
     rooms: dict[str, Sequence[float]] = {}
     rounds: dict[str, Sequence[float]] = {}

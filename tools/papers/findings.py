@@ -1,4 +1,4 @@
-"""What a study of a paper's small experiments has found."""
+"""The findings of a study of a paper's small experiments."""
 
 from __future__ import annotations
 

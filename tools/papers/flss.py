@@ -1,4 +1,4 @@
-"""What FLSS depends on: its rank, its sampling, its warm-up, who takes part, and how different the clients are.
+"""The things FLSS depends on: its rank, its sampling, its warm-up, who takes part, and how different the clients are.
 
     python -m tools.papers.flss parts warmup noise classes --jobs 2
     python -m tools.papers.flss 10-of-20 50-of-50 10-of-50 50-of-100

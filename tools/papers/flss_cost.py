@@ -1,4 +1,4 @@
-"""What FLSS's decomposition costs beside a client's training, in seconds.
+"""The cost of FLSS's decomposition beside a client's training, in seconds.
 
     python -m tools.papers.flss_cost --keep      # alone on the machine
     python -m tools.papers.flss_cost --quick     # a look, in half a minute: no results
@@ -103,7 +103,7 @@ class Seconds:
         return self.short + (self.doubled - self.short) / case.few * (case.steps - case.few)
 
     def share(self, case: Case) -> float:
-        """What a round's part of the decomposition takes, in per cent of a client's training."""
+        """The time of a round's part of the decomposition, in per cent of a client's training."""
         return 100 * self.decomposition / _SAMPLE_EVERY / self.training(case)
 
 

@@ -1,4 +1,4 @@
-"""What FLSS's figures look at: the directions of the server's moves, the loss about the warm-up's end, and features.
+"""The subjects of FLSS's figures: the directions of the server's moves, the loss about the warm-up's end, and features.
 
     python -m tools.papers.flss_figures directions loss features --jobs 2
     python -m tools.papers.flss_figures loss --quick      # a look, in about a minute: no results
@@ -72,7 +72,7 @@ def mean_of(outcome: Outcome, metric: str, rounds: Sequence[int]) -> float:
 
 
 def change(outcome: Outcome, metric: str, before: Sequence[int], after: Sequence[int]) -> float:
-    """By how much a metric is higher, on average, in some rounds than in others."""
+    """The rise of a metric, on average, from some rounds to others."""
     return mean_of(outcome, metric, after) - mean_of(outcome, metric, before)
 
 

@@ -202,7 +202,7 @@ class Comparison:
 
     @property
     def runs(self) -> int:
-        """How many seeds there are."""
+        """The number of seeds."""
         return len(self.curves[FEDREP].clocks)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""How many examples a client needs: FedRep-SRPFL on linear representations of several sizes (Theorem 4.7).
+"""The number of examples that a client needs: FedRep-SRPFL on linear representations of several sizes (Theorem 4.7).
 
 The theorem has its contraction for ``m >= c max(log N, d / n_0)``, the paper's introduction ``m = O(d/N + log N)``. So
 the least m is looked for by which the first stage, n_0 of N clients in a round, halves the distance from the optimum:

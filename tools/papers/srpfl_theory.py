@@ -1,4 +1,4 @@
-"""What the SRPFL paper's theory says of linear representations: targets, contraction, where runs stall, and the start.
+"""The SRPFL paper's theory of linear representations: targets, contraction, where runs stall, and the start.
 
 The speed-up by the number of clients is in ``srpfl.py``. Here, all runs are from the common start, with dynamic speeds
 and C = 0, and runs of one study that another one has made are not made again.

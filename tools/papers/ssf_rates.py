@@ -35,7 +35,7 @@ class Cell:
 
     @property
     def setting(self) -> str:
-        """Where, as the numbers are kept."""
+        """The place of the search, as the kept numbers name it."""
         return f"het {self.heterogeneity:g}"
 
     def run(self, rate: float, seed: int, rounds: int) -> Run:

@@ -94,7 +94,7 @@ class RankStudy:
         return Findings(self.tabulate(measured, rounds, seeds), self.numbers(measured))
 
     def numbers(self, measured: Mapping[str, Times]) -> list[Number]:
-        """What was measured, and its multiples: of each as a setting."""
+        """The numbers that were measured, and their multiples: of each as a setting."""
         kept = []
         for name, times in measured.items():
             values = {f"SSF, r = {rank}": times.by_rank[rank] for rank in self.ranks}

@@ -52,7 +52,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bound has of a problem.
+    """The constants of a problem that the bound has.
 
     Attributes:
         smoothness: L.
@@ -85,7 +85,7 @@ class Constants:
 
     @property
     def unit(self) -> float:
-        """What the second term of the bound has beside rho and N K T: sigma sqrt(L (Delta_F + C_0))."""
+        """The factor beside rho and N K T in the second term of the bound: sigma sqrt(L (Delta_F + C_0))."""
         return math.sqrt(self.variance * self.smoothness * self.gap)
 
     def rates(self, cell: Cell, share: float, rounds: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a local step of FedAvg, SCAFFOLD and SSF takes: memory and time (sections 3.7 and 5.1 of the SSF paper).
+"""The memory and time that a local step of FedAvg, SCAFFOLD and SSF takes (sections 3.7 and 5.1 of the SSF paper).
 
     python -m tools.papers.ssf_steps memory
     python -m tools.papers.ssf_steps time             # on an idle core, with one job

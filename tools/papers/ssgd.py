@@ -79,7 +79,7 @@ def crossing(outcome: Outcome, level: float) -> int | None:
 
 @dataclass(frozen=True, order=True)
 class Score:
-    """How good a step size is; less is better.
+    """The score of a step size; less is better.
 
     Attributes:
         unreached: levels that not all runs reached.
@@ -309,7 +309,7 @@ class TimeFigure:
 
 
 def sharing(size: int | None) -> str:
-    """What the uplink shares, as a setting is called."""
+    """The name of a setting, by what the uplink shares."""
     return "time sharing" if size is None else f"{size} coordinates"
 
 

@@ -25,7 +25,7 @@ LEVEL = 0.95
 
 
 class Verdict(StrEnum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is expected to be better, less what it is compared with.
+    """The difference between what is expected to be better and what it is compared with.
 
     Attributes:
         told: what is compared, and by how much.

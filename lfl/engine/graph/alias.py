@@ -1,4 +1,4 @@
-"""Which values of a recorded step share memory."""
+"""The values of a recorded step that share memory."""
 
 import operator
 

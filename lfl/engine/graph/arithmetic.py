@@ -1,4 +1,4 @@
-"""What arithmetic does to the examples of a batch: entry by entry, along axes, in products, and where shapes change.
+"""The effect of arithmetic on a batch's examples: entry by entry, along axes, in products, and where shapes change.
 
 Each rule takes what is known of the operands of an operation and says what is known of its result. Names of arguments
 are those of torch's operators.
@@ -33,7 +33,7 @@ Rule = Callable[[Call], Examples]
 
 
 def together(operands: Iterable[Operand]) -> Examples:
-    """What becomes of operands that are broadcast and computed entry by entry; their powers are left out."""
+    """All that is known of the result of operands, broadcast and computed entry by entry; their powers are left out."""
     operands = list(operands)
     for operand in operands:
         if operand.known.kind == "mixed":
@@ -142,7 +142,7 @@ def viewed(call: Call) -> Examples:
 
 
 def expanded(call: Call) -> Examples:
-    """What is shared is the same for every example."""
+    """A shared value that is expanded is the same for every example."""
     source, (shapes,) = call.operand("self"), call.shapes
     known = source.known
     if known.kind in ("rows", "position"):

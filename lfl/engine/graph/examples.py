@@ -1,4 +1,4 @@
-"""How a tensor of a recorded step hangs on the examples of its batch.
+"""The way in which a tensor of a recorded step hangs on the examples of its batch.
 
 A step is listed twice, with batches of b and of b' examples. Sizes and numbers that differ between the two listings are
 the ones that hang on the number of examples: no size that is equal by chance can be taken for the batch. Of every
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 Kind = Literal["shared", "rows", "position", "sum", "mixed"]
-"""What is known of a tensor.
+"""The way in which a tensor hangs on the examples of its batch.
 
 - shared: the batch does not enter, nor the places of the examples in it.
 - rows: the slice of example i is a function of example i alone, the same for all of them.
@@ -30,7 +30,7 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Examples:
-    """What is known of one tensor.
+    """All that is known of one tensor.
 
     Attributes:
         kind: how it hangs on the examples.
@@ -53,7 +53,7 @@ ROWS = Examples("rows")
 
 
 def mixed(reason: str) -> Examples:
-    """What mixes the examples, and how."""
+    """Say that a tensor mixes the examples, and how."""
     return Examples("mixed", reason=reason)
 
 
@@ -125,7 +125,7 @@ def constant(first: Tensor, second: Tensor, sizes: Sizes) -> Operand:
 
 
 def settle(known: Examples, shapes: Shapes, sizes: Sizes) -> Examples:
-    """What is known of a result with these shapes: rows must have an axis of the batch, and nothing else may."""
+    """All that is known of a result with these shapes: rows must have an axis of the batch, and nothing else may."""
     if known.kind == "mixed":
         return known
     axes = differing(shapes) if len(shapes[0]) == len(shapes[1]) else []

@@ -1,4 +1,4 @@
-"""What layers, losses and indices do to the examples of a batch: where they lie matters, and which options were set.
+"""The effect of layers, losses and indices on a batch's examples: where they lie matters, and which options were set.
 
 Rules like those of ``arithmetic``.
 """

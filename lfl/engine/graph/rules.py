@@ -1,4 +1,4 @@
-"""Which of torch's operations does what to the examples of a batch.
+"""The operations of torch, each with what it does to the examples of a batch.
 
 An operation that is not listed here mixes them, whatever it does: nothing is assumed.
 """
@@ -139,7 +139,7 @@ RULES: dict[str, Rule] = _table(
 
 
 def examples_of(call: Call, tags: Iterable[torch.Tag]) -> Examples:
-    """What is known of the result of an operation.
+    """All that is known of the result of an operation.
 
     Args:
         call: the operation.

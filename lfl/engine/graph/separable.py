@@ -179,7 +179,7 @@ class _Reading:
         return None
 
     def _results(self, node: fx.Node, twin: fx.Node) -> list[Operand]:
-        """What is known of each result of an operation."""
+        """All that is known of each result of an operation."""
         shapes = _shapes(node, twin)
         call, varies = self._call(node, twin, shapes)
         known = self._result(call, varies)
@@ -248,7 +248,7 @@ class _Reading:
 
 
 def _kind(node: fx.Node) -> tuple[str, str]:
-    """What two listings must have in common."""
+    """The kind of a node, which two listings must have in common."""
     return node.op, str(node.target) if node.op == "call_function" else ""
 
 

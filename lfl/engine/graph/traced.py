@@ -140,7 +140,7 @@ class TracedStep:
 
 
 def shape_of(leaves: list[Tensor]) -> Any:
-    """What a recording is good for: shapes and types."""
+    """The shapes and types that a recording is good for."""
     # Not devices, which a run does not change, nor strides: operations read those of their arguments at each call.
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 

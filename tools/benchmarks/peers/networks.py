@@ -72,7 +72,7 @@ def build(name: str) -> nn.Module:
 
 @dataclass
 class Work:
-    """What a simulator has to do.
+    """The work that a simulator has to do.
 
     Args:
         name: the network.
