@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,13 @@ def at_row(row: str, submodule: str) -> str:
     return f"{row}:{submodule}"
 
 
+class Trunk(Protocol):
+    """Keeps what frozen layers make of the examples of a batch."""
+
+    def values(self, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """What is kept of the batch ``[G, b, ...]``; what ``compute`` returns, where not all of it is kept yet."""
+
+
 class StepInput(NamedTuple):
     """The input from which the gradients of G clients are computed, besides their parameters [G, D].
 
@@ -44,6 +51,7 @@ class StepInput(NamedTuple):
         extras: what the loss terms use besides.
         weights: weights of the examples in their client's mean [G, b], zero for padding; None where all count alike.
         number: the local step, which the module sees as ``batch_idx``.
+        trunk: keeps what frozen layers make of the batch; None where each step computes it.
     """
 
     batch: Any
@@ -52,6 +60,7 @@ class StepInput(NamedTuple):
     extras: Extras = NO_EXTRAS
     weights: Tensor | None = None
     number: int = 0
+    trunk: Trunk | None = None
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -97,12 +106,14 @@ class StepBatch(NamedTuple):
         batch: a nest of tensors ``[G, b, ...]``.
         keys: one key per client for the random operations of this step [G].
         features: outputs of submodules at x, and at other frozen models, on the batch ``[G, b, ...]``, by name.
+        trunk: as in ``StepInput``.
     """
 
     plan: BatchPlan
     batch: Any
     keys: Tensor
     features: dict[str, Tensor]
+    trunk: Trunk | None = None
 
 
 @dataclass(slots=True)
@@ -142,12 +153,12 @@ class LocalStep:
 
     def input_of(self, part: StepBatch) -> StepInput:
         """The input from which the gradients on one of the batches are computed."""
-        plan, batch, keys, features = part
+        plan, batch, keys, features, trunk = part
         # At each pass, and not once a step: rows that a plan gathers are copies, which would miss a change in place.
         extras = NO_EXTRAS
         if features or self.loss_rows:
             extras = Extras(features, {name: rows[plan.rows] for name, rows in self.loss_rows.items()})
-        return StepInput(batch, keys, self.anchor, extras, plan.weights, self.number)
+        return StepInput(batch, keys, self.anchor, extras, plan.weights, self.number, trunk)
 
 
 class ClientStep:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lfl.callback import FederatedCallback, Gradient, check_gradient, overrides
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer, may_change
 from lfl.client.rates import LearningRates
-from lfl.client.schedule import BatchPlan, Padding
+from lfl.client.schedule import BatchPlan, Padding, steps_per_epoch_of
 from lfl.client.step import LocalStep, StepBatch, StepFunction, StepInput, StepResult, StepTime
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
@@ -28,6 +29,7 @@ from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
 from lfl.engine.plain import frozen_features
+from lfl.engine.trunk import PhaseTrunk
 from lfl.engine.watch import StepFailure, StepWatch
 from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
@@ -115,6 +117,8 @@ class LocalEngine(ABC):
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
         self.is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
+        self._keeps_trunks = True  # until frozen layers are found to mix examples
+        self._is_at_values = False  # whether a cohort's gradients are asked for at its values alone
         self.has_loss_terms = any(overrides(c, "client_loss") for c in callbacks)
         self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
         self._buffer: Tensor | None = None  # memory of the last cohort's rows, to be used again
@@ -183,10 +187,13 @@ class LocalEngine(ABC):
             patience: how many batches of a shape must have come before it is recorded.
         """
 
-        def traced() -> TracedStep:
-            return CompiledStep(self.pure_step) if compile else TracedStep(self.pure_step, self.quick_step, patience)
+        def traced(mask: Tensor | None = None) -> TracedStep:
+            if compile:
+                return CompiledStep(self.pure_step)
+            trained = None if mask is None else mask.cpu() > 0
+            return TracedStep(self.pure_step, self.quick_step, patience, trained)
 
-        self.step_functions = [traced() for _ in self.work.phases]
+        self.step_functions = [traced(mask) for mask in self._masks]
         self._whole_step = traced()
         self.compiles, self._patience = compile, patience
 
@@ -318,7 +325,7 @@ class LocalEngine(ABC):
         If one callback owns the coordinates, those before it see parameters [A, D]; the owner and those behind it see
         coordinates [A, R]. The conversion is one more wrapper, just before the owner's own.
         """
-        gradient = loss_gradient(cohort, self._compute)
+        gradient = own = loss_gradient(cohort, self._compute)
         cohort.origin = cohort.start
         for position, callback in enumerate(self._callbacks):
             if cohort.round.basis is not None and overrides(callback, "coordinates"):
@@ -331,6 +338,7 @@ class LocalEngine(ABC):
                     check_gradient(callback, wrapped)
                     self._checked.add(position)
                 gradient = wrapped if wrapped is gradient else checked_gradient(callback, wrapped)
+        self._is_at_values = gradient is own
         return gradient
 
     # -- local steps ----------------------------------------------------------------------------------------------
@@ -358,6 +366,7 @@ class LocalEngine(ABC):
         keys = self._feed.keys("model", cohort, phase) if is_random else cohort.ids.to(cohort.values.device)
         batches = self._feed.of_phase(cohort, phase, self._padding(cohort, phase))
         with_features = self.frozen.reading_ahead(cohort, phase, batches)
+        trunk = self._trunk(cohort, phase)
         # Clients whose batches have different sizes at a step are in different batches: group them by step.
         for number, plans in itertools.groupby(with_features, key=lambda item: item[0].step):
             step_keys = fold(keys, number) if is_random else keys
@@ -368,10 +377,38 @@ class LocalEngine(ABC):
                     batch_keys = fold(batch_keys, plan.draw)
                 if features is None:  # once a step, however many gradients callbacks ask for
                     features = self._global_features(cohort, plan, batch, batch_keys)
-                draws[plan.draw].append(StepBatch(plan, batch, batch_keys, features))
+                own_trunk = None if trunk is None else trunk.at(plan)
+                draws[plan.draw].append(StepBatch(plan, batch, batch_keys, features, own_trunk))
             first, *others = draws
             active = first[0].plan.active
             yield LocalStep(number, phase.index, active, anchor, first, cohort.loss_rows, logs.add, others)
+        if trunk is not None and trunk.mixes:
+            self._keeps_trunks = False
+            rank_zero_info(
+                "What frozen layers make of an example depends on the others of its batch: it is computed at each step."
+            )
+
+    def _trunk(self, cohort: Cohort, phase: CohortPhase) -> PhaseTrunk | None:
+        """Keep what the phase's frozen layers make of examples; None where it may change, or none comes twice."""
+        function, descents = self.step_functions[phase.index], self.descents
+        steps = steps_per_epoch_of(cohort.num_examples, self.data.batch_size)
+        # As with descents, from the round and the batch alone: what is kept rounds otherwise.
+        if (
+            not self._keeps_trunks
+            or phase.trained is None
+            or not isinstance(function, TracedStep)
+            or not function.may_split
+            or descents is None
+            or cohort.round.number < descents.first_round
+            or int(phase.num_steps.sum()) < 2 * int(steps.sum())
+            or not self._feed.is_fixed
+            or self._feed.batches_per_step > 1
+            or not self._is_at_values  # frozen parameters may be others there
+            or self._stepping  # they may be moved in between
+            or cohort.values.device.type != "cpu"
+        ):
+            return None
+        return PhaseTrunk(self._feed.indices(cohort), descents.width)
 
     def _global_features(self, cohort: Cohort, plan: BatchPlan, batch: Any, keys: Tensor) -> dict[str, Tensor]:
         rows = {name: rows[plan.rows] for name, rows in self.model.frozen_rows_in(cohort.loss_rows).items()}
@@ -400,8 +437,9 @@ class LocalEngine(ABC):
     def _compute(self, phase: int, params: Tensor, input: StepInput) -> StepResult:
         """Compute the gradients of some clients in a phase of the local work."""
         started, function = time.perf_counter(), self.step_functions[phase]
+        given, input = input, input._replace(trunk=None)  # who takes the step again computes all of it
         try:
-            result = function(params, input)
+            result = function(params, given)
         except torch.OutOfMemoryError:
             raise  # not kept: the error's traceback keeps the tensors of the step alive
         except Exception as error:

@@ -119,7 +119,7 @@ class FrozenModel:
         if self.is_joint is None:
             plan, batch = some[0]
             alone = self._alone(batch, keys[plan.rows], cohort.anchor)
-            self.is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
+            self.is_joint = all(are_close(of_batches[0][name], value) for name, value in alone.items())
             if not self.is_joint:
                 return [None] * len(some)
         for name, rows in self._model.frozen_rows_in(cohort.loss_rows).items():
@@ -154,6 +154,7 @@ class FeatureTable:
         self._sorted = indices.sort(dim=1).values
         self._clients = torch.arange(len(indices), device=indices.device)
         self._values: Features = {}
+        self._is_kept = torch.zeros_like(self._sorted, dtype=torch.bool)
         self.places = indices.numel()
 
     def keep(self, plan: BatchPlan, features: Features) -> None:
@@ -163,6 +164,11 @@ class FeatureTable:
             if name not in self._values:
                 self._values[name] = value.new_empty(*self._sorted.shape, *value.shape[2:])
             self._values[name][places] = value
+        self._is_kept[places] = True
+
+    def has(self, plan: BatchPlan) -> bool:
+        """Whether the features of all examples of a batch have been kept."""
+        return bool(self._is_kept[self._places(plan)].all())
 
     def of(self, plan: BatchPlan) -> Features:
         """The features ``[G, b, ...]`` of a batch."""
@@ -190,8 +196,9 @@ def _are_alike(some: list[tuple[BatchPlan, Any]]) -> bool:
     return len(shapes) == 1 and not any(None in shape for shape in shapes)
 
 
-def _are_close(a: Tensor, b: Tensor) -> bool:
+def are_close(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal up to the rounding of the less precise of their types."""
-    tolerance = 1e-2 if min(a.dtype.itemsize, b.dtype.itemsize) < 4 else 1e-4
+    size = min(a.dtype.itemsize, b.dtype.itemsize)
+    tolerance = 1e-2 if size < 4 else 1e-4 if size < 8 else 1e-10
     a, b = a.double(), b.double()
     return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max())
