@@ -191,7 +191,7 @@ class Report:
     def notes(self) -> list[str]:
         """Remarks on single runs."""
         lacking = [self._name(run) for run in self.comparison.runs if self.metric not in run.metrics]
-        without = [f"{_listed(lacking)} did not log {self.metric}."] if lacking else []
+        without = [f"{_listed(lacking)} did not log {self.metric}, or not yet."] if lacking else []
         return [*self.comparison.notes, *without]
 
     @property

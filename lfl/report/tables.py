@@ -86,9 +86,14 @@ class Cell:
         return ", ".join(filter(None, (logged, f"{lost} of {known} {self.lost}" if lost else "")))
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all runs have logged it, in all their rounds: else it compares with no other."""
+        return len(self.values) == (len(self.values) if self.runs is None else self.runs) and self.is_finished
+
+    @property
     def is_whole(self) -> bool:
-        """Whether all runs are in the mean, with all their rounds: else it compares with no other mean."""
-        return len(self.finite) == (len(self.values) if self.runs is None else self.runs) and self.is_finished
+        """Whether, besides, all runs are in the mean."""
+        return self.is_complete and len(self.finite) == len(self.values)
 
     def texts(self, digits: int) -> tuple[str, str, str]:
         """The mean, the deviation with its sign, and the remark, each perhaps empty."""
@@ -119,12 +124,12 @@ class Summary:
     def best(self, column: int) -> set[int]:
         """The rows with the best mean of a column, of those that all runs of their group are in, which are finished.
 
-        None where nothing tells what is better, or there is one row.
+        None where nothing tells what is better, or no two rows can be compared.
         """
         direction = self.quantities[column].direction
-        cells = [cells[column] for cells in self.cells]
-        means = {row: direction * cell.mean for row, cell in enumerate(cells) if cell.is_whole and cell.finite}
-        if not direction or len(self.groups) < 2 or not means:
+        cells = {row: cells[column] for row, cells in enumerate(self.cells) if cells[column].values}
+        means = {row: direction * cell.mean for row, cell in cells.items() if cell.is_whole}
+        if not direction or sum(cell.is_complete for cell in cells.values()) < 2 or not means:
             return set()
         return {row for row, mean in means.items() if mean == max(means.values())}
 
@@ -251,5 +256,5 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int =
 
 def _cell(group: Group, quantity: Quantity) -> Cell:
     found = [quantity.value(run) for run in group.counted]
-    is_finished = all(run.is_finished for run in group.counted)
+    is_finished = all(run.is_finished for run in group.runs)
     return Cell([value for value in found if value is not None], quantity.lost, len(found), is_finished)

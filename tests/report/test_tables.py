@@ -96,7 +96,7 @@ def test_damaged_runs_are_never_the_best(tmp_path: Path) -> None:
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
     summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", []))
     assert [row[0].mean for row in summary.cells] == [0.4, 0.9]
-    assert summary.best(0) == {0}
+    assert summary.best(0) == set()  # nothing is left to compare with
 
 
 def test_unfinished_runs_are_never_the_best(tmp_path: Path) -> None:
@@ -104,11 +104,19 @@ def test_unfinished_runs_are_never_the_best(tmp_path: Path) -> None:
     make_run(tmp_path / "b", (0.8, 0.9), config_of(lr=0.2))
     summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", []))
     assert [row[0].mean for row in summary.cells] == [0.4, 0.9]
-    assert summary.best(0) == {0}
-    make_run(tmp_path / "b1", (0.8, 0.9, 0.7, 0.5), config_of(1, lr=0.2))  # a finished one of that group counts
+    assert summary.best(0) == set()
+    make_run(tmp_path / "b1", (0.8, 0.9, 0.7, 0.5), config_of(1, lr=0.2))  # of that group the finished one is read
+    make_run(tmp_path / "c", (0.1, 0.2, 0.3, 0.3), config_of(lr=0.3))
     summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", []))
-    assert [row[0].mean for row in summary.cells] == [0.4, 0.5]
-    assert summary.best(0) == {1}
+    assert [row[0].mean for row in summary.cells] == [0.4, 0.5, 0.3]
+    assert summary.best(0) == {0}
+
+
+def test_what_one_group_alone_has_logged_is_not_the_best(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", (0.1, 0.2, 0.3, 0.4), config_of(lr=0.1))
+    make_run(tmp_path / "b", (None, None, None, None), config_of(lr=0.2))
+    summary = summary_of(compare([tmp_path]).groups, quantities_of("val_acc", []))
+    assert summary.best(0) == set()
 
 
 def test_columns_that_no_run_has_are_left_out(tmp_path: Path) -> None:

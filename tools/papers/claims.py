@@ -91,6 +91,21 @@ def decided_by(study: str, numbers: Sequence[Number]) -> Table:
     return table
 
 
+def keep(numbers: Sequence[Number], path: Path) -> None:
+    """Keep the numbers of a study, but for those that have fewer runs than what is kept of it.
+
+    Raises:
+        SystemExit: they have; the message says what to do.
+    """
+    before, now = (len({row.seed for row in rows}) for rows in (read(path) if path.exists() else (), numbers))
+    if now < before:
+        raise SystemExit(
+            f"{path} has numbers of {before} seeds, these runs are of {now}: nothing was kept. Give `--seeds "
+            f"{before}`, or remove the file first."
+        )
+    write(numbers, path)
+
+
 def publish(name: str, found: Findings, folder: Path, options: argparse.Namespace) -> None:
     """Show a study's table and the claims that its numbers decide; write table and numbers, draw its figures.
 
@@ -114,7 +129,7 @@ def publish(name: str, found: Findings, folder: Path, options: argparse.Namespac
     if is_short:
         return
     if options.keep:
-        write(numbers, KEPT / f"{name}.csv")
+        keep(numbers, KEPT / f"{name}.csv")
     claims = decided_by(name, numbers)
     if claims.rows:
         claims.show()

@@ -179,6 +179,11 @@ def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:
     parser.add_argument("--configs", type=Path, default=configs, help="folder of the runs' configs")
 
 
+def folder_of(tool: str, options: argparse.Namespace) -> Path:
+    """The folder of a command's results; a look has one of its own, and writes over nothing."""
+    return Path("runs") / (f"{tool}_quick" if options.quick else tool)
+
+
 @contextmanager
 def opened(options: argparse.Namespace, output: Path) -> Iterator[Laboratory]:
     """Open a laboratory by a command's options; it is closed at the end of the block."""

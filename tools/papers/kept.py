@@ -79,11 +79,13 @@ def numbers_of(quantities: Quantities, setting: str = "", first_seed: int = 0) -
 
 
 def beside(numbers: Sequence[Number], path: Path) -> list[Number]:
-    """The kept numbers with these, which replace those of the same runs.
+    """The kept numbers with these, which replace those of the same runs, and means of the same methods.
 
     Numbers of one run stand together with those of the method's other runs, in the order in which methods came.
     """
-    found = {_run_of(row): row for row in read(path) if row.seed is not None} if path.exists() else {}
+    methods = {row.method for row in numbers}
+    before = read(path) if path.exists() else []
+    found = {_run_of(row): row for row in before if row.seed is not None or row.method not in methods}
     found |= {_run_of(row): row for row in numbers}
     places = {row[:3]: place for place, row in enumerate(dict.fromkeys(key[:3] for key in found))}
     return [found[key] for key in sorted(found, key=lambda key: (places[key[:3]], key[3]))]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools import CONFIGS
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, folder_of, opened
 from tools.papers.findings import Findings
 from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.study import final, last
@@ -79,13 +79,13 @@ def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, CONFIGS)
-    parser.add_argument("--output", type=Path, default=Path("runs/privacy"))
+    parser.add_argument("--output", type=Path, help="runs/privacy, or runs/privacy_quick")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    with opened(options, options.output) as laboratory:
+    with opened(options, options.output or folder_of("privacy", options)) as laboratory:
         study(laboratory, options)
 
 

@@ -35,7 +35,7 @@ from typing import Protocol
 from tools import CONFIGS
 from tools.papers import srpfl, srpfl_examples, srpfl_theory, ssf, ssf_complement, ssf_rates, ssf_rho, ssf_speedup, ssgd
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, add_options, opened
+from tools.papers.experiments import Laboratory, add_options, folder_of, opened
 from tools.papers.findings import Findings
 
 
@@ -74,8 +74,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    output = options.output or Path("runs/reproduce_quick" if options.quick else "runs/reproduce")
-    with opened(options, output) as laboratory:
+    with opened(options, options.output or folder_of("reproduce", options)) as laboratory:
         for name in TARGETS if "all" in options.targets else dict.fromkeys(options.targets):
             publish(name, TARGETS[name].reproduce(laboratory, options), laboratory.output, options)
 

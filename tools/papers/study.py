@@ -15,7 +15,7 @@ from lfl.report import command as lfl_report
 from lfl.report.numbers import last_tenth
 from tools import CONFIGS
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, folder_of, opened
 from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Quantities, Quantity, beside, numbers_of, quantities_of, tabulate
 from tools.table import Table
@@ -224,7 +224,7 @@ def show(title: str, name: str, quantities: Quantities, laboratory: Laboratory, 
     stand beside those of these runs.
     """
     numbers = numbers_of(quantities, first_seed=options.first_seed)
-    if options.first_seed or options.methods:
+    if (options.first_seed or options.methods) and not (options.quick or options.rounds):
         numbers = beside(numbers, KEPT / f"{name}.csv")
         quantities = quantities_of(numbers, {key: quantity.digits for key, quantity in quantities.items()})
     seeds = sorted({row.seed for row in numbers if row.seed is not None})
@@ -258,12 +258,14 @@ def parse(
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="+", choices=list(studies))
     parser.add_argument("--accelerator", default="cpu", help="as in Lightning")
-    parser.add_argument("--methods", nargs="+", help="some of a study's; by default all")
+    parser.add_argument("--methods", nargs="+", help="some of a study's, and those they are read against; else all")
     parser.add_argument("--first-seed", type=int, default=0, help="more seeds, beside those whose numbers are kept")
     add_options(parser, CONFIGS)
-    parser.add_argument("--output", type=Path, default=Path("runs") / tool)
+    parser.add_argument("--output", type=Path, help=f"runs/{tool}, or runs/{tool}_quick")
     parser.set_defaults(tool=tool)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.output = options.output or folder_of(tool, options)
+    return options
 
 
 def run_studies(studies: Mapping[str, Study], options: argparse.Namespace) -> None:

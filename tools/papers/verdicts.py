@@ -100,7 +100,20 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
         decision = Decision.of(list(_comparisons(rule, numbers)))
     else:
         raise ValueError(f"no rule in {dict(rule)}: one of better, improves, order, positive, near, verdict")
+    if "never" in rule:
+        length = f"(a run that never got there counts {rule['never']:g})"
+        decision = replace(decision, numbers=f"{decision.numbers} {length}")
     return replace(decision, numbers="; ".join(filter(None, (said, decision.numbers))))
+
+
+def kind_of(rule: Mapping[str, Any]) -> str:
+    """The kind of a rule, for a sentence that says by what a claim was decided."""
+    if "verdict" in rule:
+        return "a person"
+    if "near" in rule:
+        return f"a factor of {rule['factor']:g}"
+    kinds = {"wins": "sign tests", "plain": "means as they are", "ratio": "intervals of ratios"}
+    return kinds.get(str(rule.get("statistic", "")), "intervals of differences")
 
 
 def filled(text: str, numbers: Numbers) -> str:
@@ -214,7 +227,8 @@ def _wins(told: str, pairs: Sequence[tuple[float, float]], sign: float) -> Compa
     wins = sum(sign * a > sign * b for a, b in decided)
     p = stats.binomtest(wins, len(decided)).pvalue if decided else 1.0
     shown = None if p > 1 - LEVEL else wins > len(decided) / 2
-    return Comparison(f"{told}: {wins} of {len(pairs)} (sign test p = {p:.2g})", shown)
+    ties = f", {len(pairs) - len(decided)} more not decided" if len(pairs) > len(decided) else ""
+    return Comparison(f"{told}: {wins} of {len(decided)}{ties} (sign test p = {p:.2g})", shown)
 
 
 def _unpaired(told: str, better: Number, other: Number, sign: float) -> Comparison:

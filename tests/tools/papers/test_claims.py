@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.papers import claims_page, flss_cost, grids, reproduce, ssf_networks, ssf_steps
-from tools.papers.claims import PAPERS, Claim, claims_of, decided_by, publish
+from tools.papers.claims import PAPERS, Claim, claims_of, decided_by, keep, publish
 from tools.papers.experiments import Outcome
 from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Number, numbers_of, read
@@ -96,6 +96,17 @@ def test_what_was_cut_short_decides_nothing(tmp_path: Path, capsys: pytest.Captu
     publish("stacks-compression", found, tmp_path, options(quick=True, keep=True))
     assert "these numbers decide nothing" in capsys.readouterr().out
     assert read(KEPT / "stacks-compression.csv") != [Number("", "A", "x", 0, 1.0)]
+
+
+def test_fewer_seeds_do_not_replace_what_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "study.csv"
+    three = [Number("", "A", "x", seed, 1.0) for seed in range(3)]
+    keep(three, path)
+    with pytest.raises(SystemExit, match="numbers of 3 seeds, these runs are of 2: nothing was kept"):
+        keep(three[:2], path)
+    assert len(read(path)) == 3
+    keep([*three, Number("", "A", "x", 3, 2.0)], path)
+    assert len(read(path)) == 4
 
 
 STUDIES = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tools.papers.kept import Number, Numbers
-from tools.papers.verdicts import Verdict, decide
+from tools.papers.verdicts import Verdict, decide, kind_of
 
 INF, NAN = math.inf, math.nan
 
@@ -151,5 +151,23 @@ def test_what_was_never_reached_may_stand_for_the_length_of_the_run() -> None:
     found = numbers({"A": [100.0, 120.0, 140.0], "B": [300.0, INF, 300.0]})
     rule = {"better": "A", "than": "B", "lower": True}
     assert verdict(rule, found) == "not tested"
-    assert decide({"quantity": "q", "never": 300, **rule}, found).numbers == "A against B: -180 [-230, -130]"
+    assert decide({"quantity": "q", "never": 300, **rule}, found).numbers == (
+        "A against B: -180 [-230, -130] (a run that never got there counts 300)"
+    )
     assert verdict({"never": 300, **rule}, found) == "holds"
+
+
+def test_ties_are_told_beside_the_pairs_that_decide() -> None:
+    """Of one win and one loss a sign test says nothing; eight ties are no losses."""
+    found = numbers({"A": [1.0, 2.0, *[5.0] * 8], "B": [2.0, 1.0, *[5.0] * 8]})
+    rule = {"better": "A", "than": "B", "quantity": "q", "lower": True, "statistic": "wins"}
+    assert decide(rule, found).numbers == (
+        "A against B: 1 of 2, 8 more not decided (sign test p = 1): these runs cannot tell"
+    )
+
+
+def test_the_kind_of_a_rule() -> None:
+    assert kind_of({"better": "A", "than": "B"}) == "intervals of differences"
+    assert kind_of({"better": "A", "than": "B", "statistic": "plain"}) == "means as they are"
+    assert kind_of({"near": {}, "factor": 1.5}) == "a factor of 1.5"
+    assert kind_of({"verdict": "holds"}) == "a person"
