@@ -190,8 +190,12 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """Remarks on single runs."""
-        lacking = [self._name(run) for run in self.comparison.runs if self.metric not in run.metrics]
-        without = [f"{_listed(lacking)} did not log {self.metric}, or not yet."] if lacking else []
+        lacking = [run for run in self.comparison.runs if self.metric not in run.metrics]
+        without = [
+            f"{_listed(names)} {did} {self.metric}."
+            for is_finished, did in ((True, "did not log"), (False, "has not logged so far:"))
+            if (names := [self._name(run) for run in lacking if run.is_finished is is_finished])
+        ]
         return [*self.comparison.notes, *without]
 
     @property

@@ -61,6 +61,8 @@ def test_runs_without_the_metric_and_unfinished_ones_are_told(tmp_path: Path) ->
     make_run(tmp_path / "fedavg" / "run_003", (0.1, 0.2), config_of(seed=3))
     report = report_of(tmp_path)
     assert report.notes == ["fedavg/run_003 is unfinished: round 2 of 4.", "fedavg/run_002 did not log val_acc."]
+    make_run(tmp_path / "fedavg" / "run_004", (None, None), config_of(seed=4))
+    assert report_of(tmp_path).notes[-1] == "fedavg/run_004 has not logged so far: val_acc."
     assert ("fedavg/run_003", "FedAvg", "3/0", "2 of 4 rounds, unfinished") in report.run_rows
     assert "1 unfinished run not counted" in report.explanations[0]
 
