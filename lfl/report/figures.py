@@ -110,7 +110,12 @@ def costs_figure(
         for place, values in zip(places, reached, strict=True):
             _draw_runs(axes, place, 0.7 * step, values, style.colour)
     missed = [sum(of_group.missed[number] for of_group, _ in costs.values()) for number in range(len(targets))]
-    ticks = [f"{target}" + (f"\n({m} never)" if m else "") for target, m in zip(targets, missed, strict=True)]
+    metrics = {target.metric for target in targets}
+    told = [str(target) for target in targets]
+    if len(metrics) == 1:  # once, below: side by side, long names would cover each other
+        axes.set_xlabel(*metrics)
+        told = [text.removeprefix(target.metric).strip() for text, target in zip(told, targets, strict=True)]
+    ticks = [f"{text}\n({m} never)" if m else text for text, m in zip(told, missed, strict=True)]
     axes.set_xticks(range(len(targets)), ticks)
     is_log = spans_decades({label: of_group for label, (of_group, _) in costs.items()})
     axes.set(ylabel=f"{AXES[axis]} until then", yscale="log" if is_log else "linear")

@@ -57,7 +57,10 @@ def test_costs_of_targets_are_boxes_or_points_and_means_joined() -> None:
     assert [list(values) for values in points] == [[2.0, 4.0], [6.0]]
     assert (axes.get_ylabel(), axes.get_yscale()) == ("MB up until then", "log")
     ticks = [label.get_text() for label in axes.get_xticklabels()]
-    assert ticks == ["val_acc ≥ 0.5", "val_acc ≥ 0.9\n(1 never)"]
+    assert (axes.get_xlabel(), ticks) == ("val_acc", ["≥ 0.5", "≥ 0.9\n(1 never)"])
+    (axes,) = costs_figure(costs, [targets[0], Target("val_loss", 0.9, -1)], "mb_up").axes
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert (axes.get_xlabel(), ticks) == ("", ["val_acc ≥ 0.5", "val_loss ≤ 0.9\n(1 never)"])
 
 
 def test_clients_are_drawn_as_shares() -> None:
