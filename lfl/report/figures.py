@@ -113,7 +113,7 @@ def costs_figure(
     metrics = {target.metric for target in targets}
     told = [str(target) for target in targets]
     if len(metrics) == 1:  # once, below: side by side, long names would cover each other
-        axes.set_xlabel(*metrics)
+        axes.set_xlabel(targets[0].metric)
         told = [text.removeprefix(target.metric).strip() for text, target in zip(told, targets, strict=True)]
     ticks = [f"{text}\n({m} never)" if m else text for text, m in zip(told, missed, strict=True)]
     axes.set_xticks(range(len(targets)), ticks)
