@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,8 @@ def at_row(row: str, submodule: str) -> str:
     return f"{row}:{submodule}"
 
 
-class Trunk(Protocol):
-    """Keeps what frozen layers make of the examples of a batch."""
-
-    def values(self, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """What is kept of the batch ``[G, b, ...]``; what ``compute`` returns, where not all of it is kept yet."""
+Trunk = Callable[[Callable[[], list[Tensor]]], list[Tensor]]
+"""Gives the values that frozen layers make of a batch's examples ``[G, b, ...]``: kept, or computed by its argument."""
 
 
 class StepInput(NamedTuple):
@@ -51,7 +48,7 @@ class StepInput(NamedTuple):
         extras: what the loss terms use besides.
         weights: weights of the examples in their client's mean [G, b], zero for padding; None where all count alike.
         number: the local step, which the module sees as ``batch_idx``.
-        trunk: keeps what frozen layers make of the batch; None where each step computes it.
+        trunk: gives what frozen layers make of the batch; None where each step computes it.
     """
 
     batch: Any

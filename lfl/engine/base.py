@@ -395,9 +395,8 @@ class LocalEngine(ABC):
         # As with descents, from the round and the batch alone: what is kept rounds otherwise.
         if (
             not self._keeps_trunks
-            or phase.trained is None
             or not isinstance(function, TracedStep)
-            or not function.may_split
+            or not function.may_split  # nothing is frozen
             or descents is None
             or cohort.round.number < descents.first_round
             or int(phase.num_steps.sum()) < 2 * int(steps.sum())

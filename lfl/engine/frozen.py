@@ -21,7 +21,7 @@ from lfl.engine.feed import BatchFeed, PlannedBatches
 from lfl.round import Cohort, CohortPhase
 
 _JOINT_EXAMPLES = 256  # that go through the model in one pass
-_KEPT_BYTES = 2**27  # of the features of a cohort's examples
+KEPT_BYTES = 2**27  # of the features of a cohort's examples
 
 Features = dict[str, Tensor]
 
@@ -82,7 +82,7 @@ class FrozenModel:
         keys = cohort.ids.to(cohort.values.device)  # of no use: nothing is augmented
         at_once = max(1, _JOINT_EXAMPLES // len(cohort))
         examples = self._feed.of_all_examples(cohort, len(cohort), keys, at_once)
-        while self._example_bytes * table.places <= _KEPT_BYTES:
+        while self._example_bytes * table.places <= KEPT_BYTES:
             if not (some := list(itertools.islice(examples, 1))):
                 return table
             (features,) = self._read(cohort, some)
@@ -166,19 +166,22 @@ class FeatureTable:
             self._values[name][places] = value
         self._is_kept[places] = True
 
-    def has(self, plan: BatchPlan) -> bool:
-        """Whether the features of all examples of a batch have been kept."""
-        return bool(self._is_kept[self._places(plan)].all())
+    def find(self, plan: BatchPlan) -> Features | None:
+        """The features ``[G, b, ...]`` of a batch; None where not all of its examples have been kept."""
+        places = self._places(plan)
+        return self._at(places) if bool(self._is_kept[places].all()) else None
 
     def of(self, plan: BatchPlan) -> Features:
-        """The features ``[G, b, ...]`` of a batch."""
-        places = self._places(plan)
-        return {name: value[places] for name, value in self._values.items()}
+        """The features ``[G, b, ...]`` of a batch, all of whose examples have been kept."""
+        return self._at(self._places(plan))
 
     @property
     def bytes_of_example(self) -> int:
         """Bytes of the features of one example."""
         return sum(value[0, 0].numel() * value.element_size() for value in self._values.values())
+
+    def _at(self, places: tuple[Tensor, Tensor]) -> Features:
+        return {name: value[places] for name, value in self._values.items()}
 
     def _places(self, plan: BatchPlan) -> tuple[Tensor, Tensor]:
         rows = self._sorted[plan.rows]

@@ -1,20 +1,17 @@
-"""What the frozen layers of a phase make of a cohort's examples, kept from the first step that sees each.
+"""The values that a phase's frozen layers make of a cohort's examples, kept from the first step that sees each.
 
 FedRep trains heads for several epochs on a frozen representation, and fine-tuning does: the representation of an
 example is the same in all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from lfl.client.schedule import BatchPlan
-from lfl.engine.frozen import FeatureTable, are_close
-
-_KEPT_BYTES = 2**27  # of a cohort's examples
+from lfl.client.step import Trunk
+from lfl.engine.frozen import KEPT_BYTES, FeatureTable, are_close
 
 
 class PhaseTrunk:
@@ -32,16 +29,19 @@ class PhaseTrunk:
         self._table, self._width = FeatureTable(indices), width
         self._is_checked = self.mixes = False
 
-    def at(self, plan: BatchPlan) -> PlannedTrunk | None:
+    def at(self, plan: BatchPlan) -> Trunk | None:
         """The trunk on one batch; None where nothing is kept of it."""
         # A padded batch repeats examples of its clients, whose values are what they are.
-        return PlannedTrunk(self, plan) if self._width in (0, plan.indices.shape[1]) else None
+        return partial(self.values, plan) if self._width in (0, plan.indices.shape[1]) else None
 
     def values(self, plan: BatchPlan, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
         """The values of a batch ``[G, b, ...]``, kept or computed."""
-        if self.mixes or not self._table.has(plan):
+        if self.mixes:
+            return compute()
+        kept = self._table.find(plan)
+        if kept is None:
             return self._keep(plan, compute())
-        found = list(self._table.of(plan).values())
+        found = list(kept.values())
         if self._is_checked:
             return found
         # In the first batch that is read again an example stands beside others than it stood before.
@@ -52,18 +52,6 @@ class PhaseTrunk:
 
     def _keep(self, plan: BatchPlan, computed: list[Tensor]) -> list[Tensor]:
         size = sum(value[0, 0].numel() * value.element_size() for value in computed)
-        if size * self._table.places <= _KEPT_BYTES:
+        if size * self._table.places <= KEPT_BYTES:
             self._table.keep(plan, {str(place): value for place, value in enumerate(computed)})
         return computed
-
-
-@dataclass(frozen=True)
-class PlannedTrunk:
-    """The trunk's values on one batch."""
-
-    whole: PhaseTrunk
-    plan: BatchPlan
-
-    def values(self, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """The values ``[G, b, ...]``, kept or computed."""
-        return self.whole.values(self.plan, compute)

@@ -87,7 +87,7 @@ class TracedStep:
             if trunk is None or self._splits[shape] is None:
                 return self._computed(params, input)
         if trunk is not None and (parts := self._splits[shape]) is not None:
-            kept = trunk.values(lambda: parts.trunk(*leaves))
+            kept = trunk(lambda: parts.trunk(*leaves))
             return self._result(shape, parts.rest(*kept, *leaves))
         result = self._result(shape, self._recorded[shape][0](*leaves))
         if self._is_to_compare(shape):

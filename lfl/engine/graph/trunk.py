@@ -64,7 +64,7 @@ def _trunk(nodes: Sequence[fx.Node], trained: Tensor, num_leaves: int) -> set[fx
         sources = node.all_input_nodes
         if node.op == "get_attr" or _is_frozen_part(node, params, trained):
             fixed.add(node)
-        elif node.op == "call_function" and _keeps_examples_apart(node) and fixed.issuperset(sources):
+        elif node.op == "call_function" and _is_known(node) and fixed.issuperset(sources):
             fixed.add(node)
             if not of_batch.isdisjoint(sources):
                 of_batch.add(node)
@@ -93,8 +93,8 @@ def _name(node: fx.Node) -> str:
     return str(node.target.overloadpacket).rpartition(".")[2] if isinstance(node.target, OpOverload) else ""
 
 
-def _keeps_examples_apart(node: fx.Node) -> bool:
-    """Whether an operation is known, draws nothing, and does not normalise over the batch."""
+def _is_known(node: fx.Node) -> bool:
+    """Whether an operation is one of the rules', draws nothing, and does not normalise over the batch."""
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
