@@ -13,6 +13,7 @@ import yaml
 
 from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Number, Numbers, read, write
+from tools.papers.readings import read_otherwise
 from tools.papers.verdicts import Decision, Verdict, decide
 from tools.table import Table
 
@@ -54,13 +55,23 @@ class Claim:
         Args:
             fresh: numbers of studies by name, to be taken in place of those that are kept.
         """
+        numbers = self._numbers(fresh or {})
+        return Decision(Verdict.OPEN, "") if numbers is None else decide(self.rule, numbers)
+
+    def decisions_otherwise(self) -> list[tuple[str, str, Verdict]]:
+        """Decide it by what is kept with other readings of its methods; see ``readings.read_otherwise``."""
+        numbers = self._numbers({})
+        return [] if numbers is None else list(read_otherwise(self.rule, numbers))
+
+    def _numbers(self, fresh: Mapping[str, Sequence[Number]]) -> Numbers | None:
+        """All numbers that decide it; None where a study has left none."""
         rows: list[Number] = []
         for study in self.studies:
-            own = (fresh or {}).get(study) or kept(study)
+            own = fresh.get(study) or kept(study)
             if not own:
-                return Decision(Verdict.OPEN, "")
+                return None
             rows += own if len(self.studies) == 1 else [replace(row, setting=study) for row in own]
-        return decide(self.rule, Numbers(rows))
+        return Numbers(rows)
 
 
 @cache

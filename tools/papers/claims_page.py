@@ -37,9 +37,14 @@ Each entry says by what its comparisons are decided. *Intervals of differences* 
 that are paired by seed is beyond its interval of 95 % (Student's t). "A against B: +1.2 [+0.8, +1.6]" is the mean of
 A less B with its interval; where seeds are not known it is of unpaired runs (Welch), and says so. *Sign tests*: in so
 many of the pairs that differ A is better, with p below 0.05. *Means as they are*: of single long runs, or of runs
-whose spread is not known, so that a small difference tells little. *A factor*: a number is within it of the paper's.
-*A person*: by the numbers that stand there. Intervals and tests are those of one comparison each; none is widened for
-an entry that has many.
+whose spread is not known, so that a small difference tells little. *A factor*: a number is within it of the paper's;
+1.01 stands for equality, 1.1 where the paper gives a range or a mean, 1.25 where it gives the last error of one run,
+1.5 and 2 where it says "comparable" or names an order. *A person*: by the numbers that stand there. Intervals and
+tests are those of one comparison each; none is widened for an entry that has many.
+
+A method that its paper leaves open has several readings here. An entry takes the one whose numbers are nearest to the
+paper's, unless its text or its numbers name both; where the other one would change the verdict, *read otherwise* says
+so.
 
 Numbers are of runs of `lfl fit`, made by the command of the entry in the repository's root, which leaves them in
 `docs/results/data/` with `--keep`, by seed, but for some older ones of which only means are left; this page is made
@@ -93,6 +98,7 @@ def _entry(number: int, claim: Claim, decision: Decision) -> Iterator[str]:
     parts = [
         claim.setting.strip(),
         f"*Numbers*, decided by {kind_of(claim.rule)}: {decision.numbers}." if decision.numbers else "",
+        _otherwise(claim, decision),
         "*Not run yet.*" if claim.command and not decision.numbers else "",
         f"*To test it:* {claim.cost.strip()}"
         if claim.cost and decision.verdict in (Verdict.OPEN, Verdict.OUTSIDE)
@@ -102,6 +108,16 @@ def _entry(number: int, claim: Claim, decision: Decision) -> Iterator[str]:
     for part in filter(None, parts):
         yield f"\n    {part}"
     yield ""
+
+
+def _otherwise(claim: Claim, decision: Decision) -> str:
+    """The other readings of its methods with which a claim has another verdict; empty if there are none."""
+    found = [
+        f"with `{reading}` in place of `{ours}` it is *{verdict}*"
+        for reading, ours, verdict in claim.decisions_otherwise()
+        if verdict is not decision.verdict
+    ]
+    return f"*Read otherwise:* {'; '.join(found)}." if found else ""
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

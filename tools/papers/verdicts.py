@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from scipy import stats
 
@@ -64,6 +64,13 @@ class Decision:
             return cls(Verdict.OPEN, f"{told}: these runs cannot tell")
         return cls(Verdict.HOLDS, told)
 
+    @classmethod
+    def all_of(cls, parts: Sequence[Self]) -> Self:
+        """Take the verdict of a claim of several parts: it fails where one of them does, and holds where all do."""
+        verdicts = [part.verdict for part in parts]
+        worst = next((v for v in (Verdict.FAILS, Verdict.OUTSIDE, Verdict.OPEN) if v in verdicts), Verdict.HOLDS)
+        return cls(worst, "; ".join(filter(None, (part.numbers for part in parts))))
+
 
 def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     """Decide a claim by its rule.
@@ -75,6 +82,7 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     - ``positive`` (method or methods): the quantity is above 0, with every setting;
     - ``order``: methods, the best one first;
     - ``near``: the paper's numbers (or those that ``told`` describes) by setting and method, met within a ``factor``;
+    - ``all``: rules, of the parts of a claim;
     - ``verdict``, where a person decides.
 
     and beside it ``settings`` (all of the study by default), ``lower: true`` where less is better (or a list of the
@@ -90,7 +98,9 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     said = filled(str(rule.get("numbers", "")), numbers)
     if "verdict" in rule:
         return Decision(Verdict(rule["verdict"]), said)
-    if "near" in rule:
+    if "all" in rule:
+        decision = Decision.all_of([decide(part, numbers) for part in rule["all"]])
+    elif "near" in rule:
         decision = _near(rule, numbers)
     elif "improves" in rule:
         decision = Decision.of(list(_improvements(rule, numbers)))
@@ -99,7 +109,7 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     elif "better" in rule or "order" in rule:
         decision = Decision.of(list(_comparisons(rule, numbers)))
     else:
-        raise ValueError(f"no rule in {dict(rule)}: one of better, improves, order, positive, near, verdict")
+        raise ValueError(f"no rule in {dict(rule)}: one of better, improves, order, positive, near, all, verdict")
     if "never" in rule:
         length = f"(a run that never got there counts {rule['never']:g})"
         decision = replace(decision, numbers=f"{decision.numbers} {length}")
@@ -110,6 +120,8 @@ def kind_of(rule: Mapping[str, Any]) -> str:
     """The kind of a rule, for a sentence that says by what a claim was decided."""
     if "verdict" in rule:
         return "a person"
+    if "all" in rule:
+        return " and ".join(dict.fromkeys(kind_of(part) for part in rule["all"]))
     if "near" in rule:
         return f"a factor of {rule['factor']:g}"
     kinds = {"wins": "sign tests", "plain": "means as they are", "ratio": "intervals of ratios"}

@@ -171,3 +171,25 @@ def test_the_kind_of_a_rule() -> None:
     assert kind_of({"better": "A", "than": "B", "statistic": "plain"}) == "means as they are"
     assert kind_of({"near": {}, "factor": 1.5}) == "a factor of 1.5"
     assert kind_of({"verdict": "holds"}) == "a person"
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"better": "A", "than": "C"}, "holds"),
+        ({"better": "C", "than": "A"}, "does not hold"),
+        ({"better": "A", "than": "D"}, "not tested"),
+        ({"verdict": "outside"}, "outside"),
+    ],
+)
+def test_a_claim_of_several_parts_holds_if_all_do(second: dict[str, Any], expected: str) -> None:
+    found = numbers({"A": [3.0, 3.1, 3.2], "B": [1.0, 1.0, 1.0], "C": [2.0, 2.0, 2.0], "D": [3.1, 3.0, 3.3]})
+    parts = [{"better": "A", "than": "B", "quantity": "q"}, {"quantity": "q", **second}]
+    decision = decide({"all": parts}, found)
+    assert decision.verdict == expected
+    assert decision.numbers.startswith("A against B: +2.10 [+1.85, +2.35]")
+
+
+def test_the_kinds_of_several_parts_are_told_once() -> None:
+    parts = [{"better": "A", "than": "B"}, {"near": {}, "factor": 1.5}, {"positive": "A"}]
+    assert kind_of({"all": parts}) == "intervals of differences and a factor of 1.5"
