@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tools.papers.experiments import folder_of
 from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Number, Numbers, read, write
 from tools.papers.readings import read_otherwise
@@ -117,7 +118,7 @@ def keep(numbers: Sequence[Number], path: Path) -> None:
     write(numbers, path)
 
 
-def publish(name: str, found: Findings, folder: Path, options: argparse.Namespace) -> None:
+def publish(name: str, found: Findings, options: argparse.Namespace) -> None:
     """Show a study's table and the claims that its numbers decide; write table and numbers, draw its figures.
 
     Numbers of runs that were cut short decide nothing, and are not kept.
@@ -125,9 +126,9 @@ def publish(name: str, found: Findings, folder: Path, options: argparse.Namespac
     Args:
         name: of the study, and of its files.
         found: what it has found.
-        folder: of the files.
         options: of the command line, as ``experiments.add_options`` has them.
     """
+    folder = folder_of(options)
     table, numbers = found.table, found.numbers
     is_short = bool(options.quick or options.rounds)
     if is_short:

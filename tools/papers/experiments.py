@@ -168,8 +168,14 @@ def seeds_of(options: argparse.Namespace, seeds: int, quick: int = 1) -> int:
     return asked or (quick if options.quick else seeds)
 
 
-def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:
-    """Add the options of every command that makes such runs."""
+def add_options(parser: argparse.ArgumentParser, tool: str, configs: Path) -> None:
+    """Add the options of every command that makes such runs.
+
+    Args:
+        parser: of the command.
+        tool: its name.
+        configs: the folder of its runs' configs, by default.
+    """
     parser.add_argument("--seeds", type=int, help="runs of every method; by default as many as the results have")
     parser.add_argument("--rounds", type=int, help="of every run, at most; by default as many as the results have")
     parser.add_argument("--quick", action="store_true", help="few rounds and seeds: everything once, no results")
@@ -177,18 +183,25 @@ def add_options(parser: argparse.ArgumentParser, configs: Path) -> None:
     parser.add_argument("--reuse", action=argparse.BooleanOptionalAction, default=True, help="take earlier results")
     parser.add_argument("--keep", action="store_true", help="leave the numbers where docs/claims.md is made from them")
     parser.add_argument("--configs", type=Path, default=configs, help="folder of the runs' configs")
+    add_output(parser, tool)
 
 
-def folder_of(tool: str, options: argparse.Namespace) -> Path:
+def add_output(parser: argparse.ArgumentParser, tool: str) -> None:
+    """Add the option that names a command's folder, which ``folder_of`` reads beside ``--quick``."""
+    parser.add_argument("--output", type=Path, help=f"runs/{tool}, or runs/{tool}_quick")
+    parser.set_defaults(tool=tool)
+
+
+def folder_of(options: argparse.Namespace) -> Path:
     """The folder of a command's results; a look has one of its own, and writes over nothing."""
-    return Path("runs") / (f"{tool}_quick" if options.quick else tool)
+    return options.output or Path("runs") / (f"{options.tool}_quick" if options.quick else options.tool)
 
 
 @contextmanager
-def opened(options: argparse.Namespace, output: Path) -> Iterator[Laboratory]:
+def opened(options: argparse.Namespace) -> Iterator[Laboratory]:
     """Open a laboratory by a command's options; it is closed at the end of the block."""
     torch.set_num_threads(1)
-    laboratory = Laboratory(options.configs, output, options.jobs, options.reuse, _tell)
+    laboratory = Laboratory(options.configs, folder_of(options), options.jobs, options.reuse, _tell)
     try:
         yield laboratory
     finally:

@@ -36,7 +36,7 @@ from lfl.participation import FullParticipation
 from lfl.subspace.streaming import StreamingBasis
 from tools.papers.claims import publish
 from tools.papers.communication import NETWORKS
-from tools.papers.experiments import folder_of
+from tools.papers.experiments import add_output
 from tools.papers.findings import Findings
 from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.runs import RunFolder
@@ -186,7 +186,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="of everything, in this process; 5 by default")
     parser.add_argument("--quick", action="store_true", help="the MLP alone, once: no results")
     parser.add_argument("--keep", action="store_true", help="leave the numbers where docs/claims.md is made from them")
-    parser.add_argument("--output", type=Path, help="runs/flss_cost, or runs/flss_cost_quick")
+    add_output(parser, "flss_cost")
     parser.set_defaults(rounds=None)
     return parser.parse_args(arguments)
 
@@ -199,7 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
     repeats = options.repeats or (1 if options.quick else 5)
     found = quantities({name: [measured(case, _SAMPLED) for _ in range(repeats)] for name, case in cases.items()})
     table = tabulate(f"FLSS beside one client's training, one thread, {repeats} repeat(s)", found, "network")
-    publish(NAME, Findings(table, numbers_of(found)), options.output or folder_of("flss_cost", options), options)
+    publish(NAME, Findings(table, numbers_of(found)), options)
 
 
 if __name__ == "__main__":

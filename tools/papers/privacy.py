@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tools import CONFIGS
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, folder_of, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
 from tools.papers.findings import Findings
 from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.study import final, last
@@ -73,19 +72,18 @@ def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
         "Accuracy on the test set, mean of the last tenth of the evaluations, ± std over seeds. Epsilon of all rounds, "
         "at the config's delta; infinite without noise."
     ]
-    publish("privacy", Findings(table, numbers_of(quantities)), laboratory.output, options)
+    publish("privacy", Findings(table, numbers_of(quantities)), options)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, CONFIGS)
-    parser.add_argument("--output", type=Path, help="runs/privacy, or runs/privacy_quick")
+    add_options(parser, "privacy", CONFIGS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    with opened(options, options.output or folder_of("privacy", options)) as laboratory:
+    with opened(options) as laboratory:
         study(laboratory, options)
 
 

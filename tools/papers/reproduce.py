@@ -29,13 +29,12 @@ interrupted call goes on when it is repeated.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Protocol
 
 from tools import CONFIGS
 from tools.papers import srpfl, srpfl_examples, srpfl_theory, ssf, ssf_complement, ssf_rates, ssf_rho, ssf_speedup, ssgd
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, add_options, folder_of, opened
+from tools.papers.experiments import Laboratory, add_options, opened
 from tools.papers.findings import Findings
 
 
@@ -67,16 +66,15 @@ TARGETS: dict[str, Target] = {
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="+", choices=[*TARGETS, "all"])
-    add_options(parser, CONFIGS / "problems")
-    parser.add_argument("--output", type=Path, help="runs/reproduce, or runs/reproduce_quick")
+    add_options(parser, "reproduce", CONFIGS / "problems")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    with opened(options, options.output or folder_of("reproduce", options)) as laboratory:
+    with opened(options) as laboratory:
         for name in TARGETS if "all" in options.targets else dict.fromkeys(options.targets):
-            publish(name, TARGETS[name].reproduce(laboratory, options), laboratory.output, options)
+            publish(name, TARGETS[name].reproduce(laboratory, options), options)
 
 
 if __name__ == "__main__":

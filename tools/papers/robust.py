@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tools import CONFIGS
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, folder_of, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
 from tools.papers.findings import Findings
 from tools.papers.kept import Quantities, Quantity, numbers_of, tabulate
 from tools.papers.study import Overrides, final
@@ -87,19 +86,18 @@ def study(laboratory: Laboratory, options: argparse.Namespace) -> None:
     quantities = measure(results)
     table = tabulate(title, quantities, "aggregator")
     table.notes = ["Accuracy on the test set in percent, mean of the last tenth of the evaluations, ± std over seeds."]
-    publish("robust", Findings(table, numbers_of(quantities)), laboratory.output, options)
+    publish("robust", Findings(table, numbers_of(quantities)), options)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, CONFIGS)
-    parser.add_argument("--output", type=Path, help="runs/robust, or runs/robust_quick")
+    add_options(parser, "robust", CONFIGS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    with opened(options, options.output or folder_of("robust", options)) as laboratory:
+    with opened(options) as laboratory:
         study(laboratory, options)
 
 

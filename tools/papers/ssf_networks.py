@@ -122,7 +122,7 @@ def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.N
     rates = (f"{key} {dict(method.overrides)[_RATE]}" for key, method in chosen.methods.items())
     title = f"{study.title}; {rounds} rounds; rates {', '.join(rates)}"
     runs = chosen.runs(range(options.first_seed, options.first_seed + count), rounds, options.accelerator)
-    show(title, name, study.measure(laboratory.by_group(runs)), laboratory, options)
+    show(title, name, study.measure(laboratory.by_group(runs)), options)
     report_runs(name, laboratory, runs)
 
 
@@ -132,7 +132,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    with opened(options, options.output) as laboratory:
+    with opened(options) as laboratory:
         for name in options.studies:
             compare(f"{options.tool}-{name}", STUDIES[name], laboratory, options)
 

@@ -17,12 +17,11 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tools import CONFIGS
 from tools.papers import ssf_networks
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, Outcome, add_options, extent, folder_of, opened
+from tools.papers.experiments import Laboratory, Outcome, add_options, extent, opened
 from tools.papers.findings import Findings
 from tools.papers.kept import Number, Quantities, Quantity, numbers_of
 from tools.papers.ssf_networks import RANK
@@ -162,8 +161,7 @@ STUDIES = {
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="+", choices=list(STUDIES))
-    add_options(parser, CONFIGS)
-    parser.add_argument("--output", type=Path, help="runs/ssf_steps, or runs/ssf_steps_quick")
+    add_options(parser, "ssf_steps", CONFIGS)
     options = parser.parse_args(arguments)
     if "time" in options.studies and options.jobs > 1:
         parser.error("time is measured with `--jobs 1`: two runs at once would slow each other down")
@@ -172,9 +170,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = options_of(arguments)
-    with opened(options, options.output or folder_of("ssf_steps", options)) as laboratory:
+    with opened(options) as laboratory:
         for name in options.studies:
-            publish(f"ssf-{name}", STUDIES[name].reproduce(laboratory, options), laboratory.output, options)
+            publish(f"ssf-{name}", STUDIES[name].reproduce(laboratory, options), options)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from lfl.report import command as lfl_report
 from lfl.report.numbers import last_tenth
 from tools import CONFIGS
 from tools.papers.claims import publish
-from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, folder_of, opened
+from tools.papers.experiments import Laboratory, Outcome, Run, add_options, extent, opened
 from tools.papers.findings import Findings
 from tools.papers.kept import KEPT, Quantities, Quantity, beside, numbers_of, quantities_of, tabulate
-from tools.table import Table
 
 UP = ("comm/total_up_bytes",)
 BOTH_WAYS = (*UP, "comm/total_down_bytes")
@@ -217,8 +216,8 @@ def accuracy_and_bytes(results: Results) -> Quantities:
     }
 
 
-def show(title: str, name: str, quantities: Quantities, laboratory: Laboratory, options: argparse.Namespace) -> Table:
-    """Show and write the table and the claims of a study; returns the table.
+def show(title: str, name: str, quantities: Quantities, options: argparse.Namespace) -> None:
+    """Show and write the table and the claims of a study.
 
     Where other seeds or methods are asked for than those of the whole study, the numbers that are kept of the others
     stand beside those of these runs.
@@ -229,8 +228,7 @@ def show(title: str, name: str, quantities: Quantities, laboratory: Laboratory, 
         quantities = quantities_of(numbers, {key: quantity.digits for key, quantity in quantities.items()})
     seeds = sorted({row.seed for row in numbers if row.seed is not None})
     table = tabulate(f"{title}, seeds {', '.join(map(str, seeds))}", quantities)
-    publish(name, Findings(table, numbers), laboratory.output, options)
-    return table
+    publish(name, Findings(table, numbers), options)
 
 
 def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.Namespace) -> None:
@@ -240,7 +238,7 @@ def compare(name: str, study: Study, laboratory: Laboratory, options: argparse.N
     seeds = range(options.first_seed, options.first_seed + count)
     runs = study.runs(seeds, rounds, options.accelerator)
     quantities = study.measure(laboratory.by_group(runs))
-    show(f"{study.title}; {rounds} rounds, {options.accelerator}", name, quantities, laboratory, options)
+    show(f"{study.title}; {rounds} rounds, {options.accelerator}", name, quantities, options)
     study.report(name, laboratory, runs)
 
 
@@ -260,16 +258,12 @@ def parse(
     parser.add_argument("--accelerator", default="cpu", help="as in Lightning")
     parser.add_argument("--methods", nargs="+", help="some of a study's, and those they are read against; else all")
     parser.add_argument("--first-seed", type=int, default=0, help="more seeds, beside those whose numbers are kept")
-    add_options(parser, CONFIGS)
-    parser.add_argument("--output", type=Path, help=f"runs/{tool}, or runs/{tool}_quick")
-    parser.set_defaults(tool=tool)
-    options = parser.parse_args(arguments)
-    options.output = options.output or folder_of(tool, options)
-    return options
+    add_options(parser, tool, CONFIGS)
+    return parser.parse_args(arguments)
 
 
 def run_studies(studies: Mapping[str, Study], options: argparse.Namespace) -> None:
     """Make the studies that ``options`` names, one after another."""
-    with opened(options, options.output) as laboratory:
+    with opened(options) as laboratory:
         for name in options.studies:
             compare(f"{options.tool}-{name}", studies[name], laboratory, options)

@@ -77,7 +77,7 @@ def test_a_claim_may_be_of_several_studies() -> None:
     assert claim.decision({"first": good}).verdict is Verdict.OPEN
 
 
-def options(**given: bool | int | None) -> argparse.Namespace:
+def options(**given: bool | int | Path | None) -> argparse.Namespace:
     return argparse.Namespace(**{"quick": False, "rounds": None, "keep": False, **given})
 
 
@@ -85,7 +85,7 @@ def test_a_study_shows_the_claims_that_it_decides(tmp_path: Path, capsys: pytest
     study = "compressors-dirichlet0.1"
     numbers = read(KEPT / f"{study}.csv")
     assert decided_by(study, numbers).rows
-    publish(study, Findings(Table("made up", ["method"]), numbers), tmp_path, options())
+    publish(study, Findings(Table("made up", ["method"]), numbers), options(output=tmp_path))
     said = capsys.readouterr().out
     assert "What the paper says" in said
     assert len(read(tmp_path / f"{study}-numbers.csv")) == len(numbers)
@@ -93,7 +93,7 @@ def test_a_study_shows_the_claims_that_it_decides(tmp_path: Path, capsys: pytest
 
 def test_what_was_cut_short_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = Findings(Table("", ["method"]), [Number("", "A", "x", 0, 1.0)])
-    publish("stacks-compression", found, tmp_path, options(quick=True, keep=True))
+    publish("stacks-compression", found, options(output=tmp_path, quick=True, keep=True))
     assert "these numbers decide nothing" in capsys.readouterr().out
     assert read(KEPT / "stacks-compression.csv") != [Number("", "A", "x", 0, 1.0)]
 

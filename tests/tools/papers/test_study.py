@@ -100,11 +100,10 @@ def test_some_methods_come_with_those_they_are_measured_by() -> None:
 def test_a_part_of_a_study_is_told_with_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.papers.study.KEPT", tmp_path)
     monkeypatch.setattr("tools.papers.claims.KEPT", tmp_path)
-    laboratory = Laboratory(tmp_path, tmp_path / "out")
-    whole = flss.options_of(["parts", "--keep"])
-    show("title", "study", {"x": Quantity({"A": [1.0, 2.0]})}, laboratory, whole)
-    part = flss.options_of(["parts", "--keep", "--first-seed", "2"])
-    table = show("title", "study", {"x": Quantity({"A": [6.0]})}, laboratory, part)
-    assert table.title == "title, seeds 0, 1, 2"
-    assert table.rows == [["A", "3.0 ± 2.6"]]
+    whole = ["parts", "--keep", "--output", str(tmp_path / "out")]
+    show("title", "study", {"x": Quantity({"A": [1.0, 2.0]})}, flss.options_of(whole))
+    show("title", "study", {"x": Quantity({"A": [6.0]})}, flss.options_of([*whole, "--first-seed", "2"]))
+    told = (tmp_path / "out/study.md").read_text()
+    assert told.startswith("**title, seeds 0, 1, 2**\n")
+    assert "| A | 3.0 ± 2.6 |" in told
     assert [(row.seed, row.value) for row in read(tmp_path / "study.csv")] == [(0, 1.0), (1, 2.0), (2, 6.0)]
