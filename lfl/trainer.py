@@ -449,7 +449,7 @@ class FederatedTrainer(LightningFacade):
         loop = FederatedLoop(run)
         done = run.progress.round
         self.display.message(run.headline)
-        if run.engine.compiles:
+        if run.engine.steps.compiles:
             self.display.message("The first rounds compile the local step, for seconds per shape of batch.")
         if done >= run.max_rounds:
             self.display.message(

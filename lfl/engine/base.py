@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -19,47 +17,22 @@ from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer, may_change
 from lfl.client.rates import LearningRates
 from lfl.client.schedule import BatchPlan, Padding, steps_per_epoch_of
-from lfl.client.step import LocalStep, StepBatch, StepFunction, StepInput, StepResult, StepTime
+from lfl.client.step import LocalStep, StepBatch, StepInput, StepResult
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.feed import BatchFeed
 from lfl.engine.frozen import FrozenModel
 from lfl.engine.gradient import in_coordinates, loss_gradient, note_clients
-from lfl.engine.graph.compiled import CompiledStep
 from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
 from lfl.engine.plain import frozen_features
+from lfl.engine.steps import ALL, Descents, StepFunctions
 from lfl.engine.trunk import PhaseTrunk
-from lfl.engine.watch import StepFailure, StepWatch
 from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
 
 _FRACTIONS = 8  # the clients of a padded batch are a multiple of an eighth of the cohort: few shapes to record
-
-
-@dataclass(frozen=True)
-class Descents:
-    """The recorded steps that include the step of plain SGD.
-
-    They differ from others by rounding. So which ones do must follow from the round and the batch alone: a run that is
-    resumed, or shared by processes, gives the same numbers.
-
-    Attributes:
-        first_round: the first round with such steps.
-        width: number of examples of their batches; 0 for any.
-    """
-
-    first_round: int = 1
-    width: int = 0
-
-    def include(self, step: LocalStep) -> bool:
-        """Whether a step is one of them, by its batches."""
-        return not self.width or all(part.plan.indices.shape[1] == self.width for part in step.batches)
-
-
-ALL = Descents()
-"""All recorded steps."""
 
 
 class LocalEngine(ABC):
@@ -74,13 +47,9 @@ class LocalEngine(ABC):
         cohort_size: the largest number of clients of a cohort (C).
 
     Attributes:
-        step_functions: functions that compute a step, one per phase of the local work.
+        steps: the functions that compute a step.
         descents: which recorded steps may include the step of plain SGD; None for none, where batches have many shapes.
         padded_width: number of examples to which a batch is padded, 0 for no padding.
-        compiles: whether steps are recorded and compiled.
-        watch: compares some steps with those of one client at a time; None for no comparison.
-        failure: what a step last raised, with its parameters and its input.
-        step_times: what the steps so far have taken; None where nobody wants to know.
         is_wrapped: whether callbacks change gradients.
         has_loss_terms: whether callbacks add terms to the loss, which may read x.
     """
@@ -101,17 +70,8 @@ class LocalEngine(ABC):
         self.work = work
         self.seed = seed
         self.cohort_size = cohort_size
-        # One function per phase, as recordings differ: a recorded step holds which parameters are frozen. Passes over
-        # all examples (`full_gradient`) freeze nothing and have a recording of their own.
-        self.step_functions: list[StepFunction] = [self.compute_step for _ in work.phases]
-        self._whole_step: StepFunction = self.compute_step
         self.descents: Descents | None = ALL
         self.padded_width = 0
-        self.compiles = False
-        self._patience = 0
-        self.watch: StepWatch | None = None
-        self.failure: StepFailure | None = None
-        self.step_times: list[StepTime] | None = None
         self.phase = 0  # of the local work, at the moment
         self._callbacks = callbacks
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
@@ -126,6 +86,7 @@ class LocalEngine(ABC):
         self.trained = [model.names_of(phase.parameters) for phase in work.phases]
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
+        self.steps = StepFunctions(self.compute_step, self.pure_step, self.quick_step, self._masks)
         self._feed = BatchFeed(model, data, work, seed, callbacks)
         self.frozen = FrozenModel(model, data.batch_size, self._feed, self._read_features)
 
@@ -163,11 +124,6 @@ class LocalEngine(ABC):
     def collect(self, cohort: Cohort) -> None:
         """Read back into the cohort the buffers that training changed in the module."""
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether steps are recorded and replayed."""
-        return isinstance(self._whole_step, TracedStep)
-
     # -- setting up -----------------------------------------------------------------------------------------------
 
     def alike(self, work: LocalWork, callbacks: list[FederatedCallback], seed: int) -> Self:
@@ -175,27 +131,9 @@ class LocalEngine(ABC):
         engine = type(self)(self.model.copy(), self.data, work, callbacks, seed, self.cohort_size)
         engine.descents = self.descents
         engine.padded_width = self.padded_width
-        if self.is_recorded:
-            engine.trace_steps(self.compiles, self._patience)
+        if self.steps.are_recorded:
+            engine.steps.record(self.steps.compiles, self.steps.patience)
         return engine
-
-    def trace_steps(self, compile: bool = False, patience: int = 0) -> None:
-        """Record the step once for each shape of batch, and replay the recording from then on.
-
-        Args:
-            compile: make kernels of the recording with ``torch.compile``.
-            patience: how many batches of a shape must have come before it is recorded.
-        """
-
-        def traced(mask: Tensor | None = None) -> TracedStep:
-            if compile:
-                return CompiledStep(self.pure_step)
-            trained = None if mask is None else mask.cpu() > 0
-            return TracedStep(self.pure_step, self.quick_step, patience, trained)
-
-        self.step_functions = [traced(mask) for mask in self._masks]
-        self._whole_step = traced()
-        self.compiles, self._patience = compile, patience
 
     def global_features(
         self, batch: Any, keys: Tensor, anchor: Tensor, rows: Mapping[str, Tensor] | None = None
@@ -325,7 +263,7 @@ class LocalEngine(ABC):
         If one callback owns the coordinates, those before it see parameters [A, D]; the owner and those behind it see
         coordinates [A, R]. The conversion is one more wrapper, just before the owner's own.
         """
-        gradient = own = loss_gradient(cohort, self._compute)
+        gradient = own = loss_gradient(cohort, self.steps.compute)
         cohort.origin = cohort.start
         for position, callback in enumerate(self._callbacks):
             if cohort.round.basis is not None and overrides(callback, "coordinates"):
@@ -390,7 +328,7 @@ class LocalEngine(ABC):
 
     def _trunk(self, cohort: Cohort, phase: CohortPhase) -> PhaseTrunk | None:
         """Keep what the phase's frozen layers make of examples; None where it may change, or none comes twice."""
-        function, descents = self.step_functions[phase.index], self.descents
+        function, descents = self.steps.of_phases[phase.index], self.descents
         steps = steps_per_epoch_of(cohort.num_examples, self.data.batch_size)
         # As with descents, from the round and the batch alone: what is kept rounds otherwise.
         if (
@@ -433,27 +371,6 @@ class LocalEngine(ABC):
             return []
         return [self.model.layout.slices[name] for name in missing]
 
-    def _compute(self, phase: int, params: Tensor, input: StepInput) -> StepResult:
-        """Compute the gradients of some clients in a phase of the local work."""
-        started, function = time.perf_counter(), self.step_functions[phase]
-        given, input = input, input._replace(trunk=None)  # who takes the step again computes all of it
-        try:
-            result = function(params, given)
-        except torch.OutOfMemoryError:
-            raise  # not kept: the error's traceback keeps the tensors of the step alive
-        except Exception as error:
-            self.failure = StepFailure(error, phase, params, input)
-            raise
-        self._note_time(function, started)
-        if self.watch is not None and self.watch.is_due():
-            self.watch.check(phase, params, input, result)
-        return result
-
-    def _note_time(self, function: StepFunction, started: float) -> None:
-        if self.step_times is not None:
-            is_replayed = isinstance(function, TracedStep) and function.has_replayed
-            self.step_times.append(StepTime(time.perf_counter() - started, is_replayed))
-
     @property
     def may_record_descents(self) -> bool:
         """Whether recorded steps may include the step of plain SGD: nobody looks at gradients in between."""
@@ -465,7 +382,7 @@ class LocalEngine(ABC):
             self.may_record_descents
             and self.descents is not None
             and cohort.round.number >= self.descents.first_round
-            and isinstance(self.step_functions[phase.index], TracedStep)
+            and self.steps.are_recorded
             and cohort.round.basis is None
             and self.work.clip_value is None
             and phase.trained is None
@@ -475,24 +392,15 @@ class LocalEngine(ABC):
 
     def _descend(self, cohort: Cohort, phase: CohortPhase, step: LocalStep) -> None:
         """Take one recorded step of plain SGD."""
-        function = self.step_functions[phase.index]
-        assert isinstance(function, TracedStep)
         rate = phase.optimizer.take_plain_step()
         for step_batch in step.batches:
             plan = step_batch.plan
             rows, input = cohort.values[plan.rows], step.input_of(step_batch)
-            before = rows.clone() if self.watch is not None and self.watch.is_due() else None
-            started = time.perf_counter()
             try:
-                losses, logs = function.descend(rate, rows, input)
+                losses, logs = self.steps.descend(phase.index, rate, rows, input)
             except Exception as error:
                 note_clients(error, cohort, plan)
-                if not isinstance(error, torch.OutOfMemoryError):  # its traceback keeps the step's tensors alive
-                    self.failure = StepFailure(error, phase.index, rows, input)
                 raise
-            self._note_time(function, started)
-            if before is not None and self.watch is not None:
-                self.watch.check_descent(phase.index, before, rows, rate, input, StepResult(rows, losses, logs))
             if not isinstance(plan.rows, slice):  # indexing by a tensor made a copy; a slice is a view
                 cohort.values[plan.rows] = rows
             if step.log is not None:
@@ -519,7 +427,7 @@ class LocalEngine(ABC):
                 step_batch = StepBatch(plan, batch, batch_keys, features)
                 # Without `log`: this pass is not training, and its losses must not be logged as such.
                 step = LocalStep(plan.step, 0, count, cohort.anchor, [step_batch], cohort.loss_rows)
-                result = self._whole_step(params[plan.rows], step.input_of(step_batch))
+                result = self.steps.whole(params[plan.rows], step.input_of(step_batch))
                 # The mean of a batch, times its size: the last batch of a client may be smaller.
                 total[plan.rows] += result.gradients * plan.indices.shape[1]
         return total / cohort.num_examples[:count].to(params)[:, None]

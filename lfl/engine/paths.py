@@ -19,9 +19,10 @@ from lfl.client.model import ClientModel
 from lfl.client.optimizer import ELEMENTWISE, build_optimizer
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
-from lfl.engine.base import ALL, Descents, LocalEngine
+from lfl.engine.base import LocalEngine
 from lfl.engine.graph.separable import why_not_separable
 from lfl.engine.sequential import SequentialEngine
+from lfl.engine.steps import ALL, Descents
 from lfl.engine.trial import Trial
 from lfl.engine.vectorized import VectorizedEngine, vectorized_features, vectorized_step
 from lfl.engine.witness import Difference, Witness, row_of
@@ -68,7 +69,7 @@ class Path:
         if not self.joint_features:
             engine.frozen.is_joint = False
         if self.recording:
-            engine.trace_steps(compile=self.recording == "compile", patience=self.patience)
+            engine.steps.record(compile=self.recording == "compile", patience=self.patience)
         return engine
 
 

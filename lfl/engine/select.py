@@ -17,8 +17,9 @@ from lfl.client.schedule import count_calls
 from lfl.client.step import Extras, StepInput, StepTime
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
-from lfl.engine.base import ALL, Descents, LocalEngine
+from lfl.engine.base import LocalEngine
 from lfl.engine.paths import Path, Recording, TraceSteps, why_not_padded, why_not_recorded, why_not_vectorized
+from lfl.engine.steps import ALL, Descents
 from lfl.engine.timing import StepCost, StepTimer, largest_batch
 from lfl.engine.training import LocalTraining
 from lfl.engine.trial import Trial, make_trial

@@ -72,7 +72,7 @@ class SequentialEngine(LocalEngine):
         # Some draws take no key (numpy's, Python's, torch's in-place ones): by the client, so that they do not depend
         # on who was trained before. Always, since a step may begin to draw in any round; but not where steps are
         # recorded, which must not draw at all.
-        if not self.is_recorded:
+        if not self.steps.are_recorded:
             self._address = self.seed, "client", cohort.round.number, int(cohort.ids[0])
             self._generators.seed(*self._address)
 

@@ -152,7 +152,7 @@ def _take_step(engine: LocalEngine, params: Tensor, input: StepInput) -> None:
     if engine.padded_width:
         size = next(leaf.shape[1] for leaf in tree_leaves(input.batch) if isinstance(leaf, Tensor))
         input = input._replace(weights=params.new_full((len(params), size), 1 / size))
-    function = engine.step_functions[0]
+    function = engine.steps.of_phases[0]
     if isinstance(function, TracedStep) and engine.may_record_descents:
         function.descend(0.0, params, input)
     else:  # the update belongs to the cost of a step, too; with a rate of zero it changes nothing

@@ -125,7 +125,7 @@ class LocalTraining:
         if self._one_thread is None:
             return self._train(cohort, rates)
         times: list[StepTime] = []
-        self.engine.step_times = times
+        self.engine.steps.times = times
         is_done = self._train(cohort, rates)
         self._look_at_threads(times)
         return is_done
@@ -134,7 +134,7 @@ class LocalTraining:
         if self._is_plain:
             return self.engine.train(cohort, rates)
         engine = self.engine
-        engine.watch = StepWatch(self._model, engine.trained, self._seed, cohort) if self._is_watching else None
+        engine.steps.watch = StepWatch(self._model, engine.trained, self._seed, cohort) if self._is_watching else None
         before = self._generators.state()
         try:
             if not engine.train(cohort, rates):
@@ -147,11 +147,11 @@ class LocalTraining:
         except Difference as difference:
             self._leave_path(self._fastest_right(difference.sample), str(difference))
         except Exception as error:
-            if engine.failure is None or engine.failure.error is not error:
+            if engine.steps.failure is None or engine.steps.failure.error is not error:
                 raise
             self._leave_failed_path(error)
         finally:
-            engine.watch, engine.failure = None, None
+            engine.steps.watch, engine.steps.failure = None, None
         self._generators.restore(before)
         return False
 
@@ -167,7 +167,7 @@ class LocalTraining:
             f"From round {self._round} on, torch computes with one thread instead of {self._threads}: others have "
             "come to use the cores. `trainer.num_threads` sets a number for good."
         )
-        self._threads, self._one_thread, self.engine.step_times = 1, None, None
+        self._threads, self._one_thread, self.engine.steps.times = 1, None, None
 
     def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
         """The path to go on with, and why, where only the end of a cohort's training shows that this one is wrong."""
@@ -238,7 +238,7 @@ class LocalTraining:
 
     def _leave_failed_path(self, error: Exception) -> None:
         """Go on with the fastest path on which the failed step does not fail; raise the error if there is none."""
-        failure = self.engine.failure
+        failure = self.engine.steps.failure
         assert failure is not None
         right = self._fastest_right(StepSample(failure.phase, failure.params, failure.input))
         if not self._is_right(right, StepSample(failure.phase, failure.params, failure.input)):
@@ -277,7 +277,7 @@ class LocalTraining:
                     features = engine.global_features(input.batch, input.keys, input.anchor, input.extras.rows)
                     input = input._replace(extras=input.extras._replace(global_features=features))
                     for _ in range(2):  # what is recorded at the first call is replayed at the second
-                        result = engine.step_functions[sample.phase](params, input)
+                        result = engine.steps.of_phases[sample.phase](params, input)
                     if path != _PLAIN:
                         Witness(self._model, trained).check(params, input, result)
             return True

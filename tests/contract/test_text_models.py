@@ -189,4 +189,4 @@ def test_what_is_carried_from_batch_to_batch_stays_with_one_client_at_a_time(tmp
         fitted(module, tmp_path, "vectorized", "auto")
     trainer = fitted(module, tmp_path, "auto", "auto")
     assert trainer.engine.name == "sequential"
-    assert not trainer.engine.is_recorded
+    assert not trainer.engine.steps.are_recorded

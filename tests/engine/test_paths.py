@@ -138,7 +138,7 @@ def test_a_path_builds_its_engine() -> None:
             path.cohort_size,
             path.padded_width,
         )
-        assert (engine.is_recorded, engine.descents) == (path.recording, path.descents)
+        assert (engine.steps.are_recorded, engine.descents) == (path.recording, path.descents)
 
 
 def test_an_error_in_one_line() -> None:

@@ -77,7 +77,7 @@ class Steps(Bystander):
         self.counts: list[tuple[int, int]] = []
 
     def on_round_end(self, round: Round) -> None:
-        (step,) = self.run.engine.step_functions
+        (step,) = self.run.engine.steps.of_phases
         self.counts.append((len(step._recorded), len(step._descents)) if isinstance(step, TracedStep) else (-1, -1))
 
 
@@ -126,7 +126,7 @@ def test_recording_by_default_changes_rounding_at_most(
         train(method(), tmp_path, mlp(dropout=0.3), ragged_data(), trace_steps=trace, **options)
         for trace in (False, "auto")
     )
-    assert default.engine.is_recorded
+    assert default.engine.steps.are_recorded
     if method is list:
         torch.testing.assert_close(default.server.vector, plain.server.vector, rtol=0, atol=1e-12)
     else:
@@ -153,7 +153,7 @@ def test_a_resumed_run_records_nothing_where_it_did_not() -> None:
     for saved in (False, True):
         settings = EngineSettings("sequential", resumed={"recording": saved})
         training = build_training(settings, ClientModel(mlp()), data, LocalWork(), [], seed=0)
-        assert training.engine.is_recorded is saved
+        assert training.engine.steps.are_recorded is saved
         assert training.choice["recording"] is saved
 
 
@@ -190,7 +190,7 @@ def test_what_is_not_recorded_by_default_is_said_once_without_a_warning(
     monkeypatch.setattr(select, "rank_zero_info", said.append)
     monkeypatch.setattr(select, "_SHORT", 1)
     trainer = train([], tmp_path, make(), data(), max_rounds=1)
-    assert not trainer.engine.is_recorded
+    assert not trainer.engine.steps.are_recorded
     (line,) = said
     assert f"is not recorded: {reason}" in line
     monkeypatch.setattr(select, "_SHORT", 10**6)  # a short run loses nothing

@@ -63,7 +63,7 @@ def run_lfl(workload: Workload, rounds: int, settings: dict[str, Any]) -> dict[s
         accuracy, engine, peak = trainer.summary.last("val_acc"), trainer.engine, peak_megabytes()
         threads = trainer.run.engine_choice["threads"]
     used = f"{engine.name}, cohorts of {engine.cohort_size}" if engine.name == "vectorized" else engine.name
-    used += f", {'recorded' if engine.is_recorded else 'plain'}, threads: {threads}"
+    used += f", {'recorded' if engine.steps.are_recorded else 'plain'}, threads: {threads}"
     return {
         "seconds": clock.seconds,
         "cpu_seconds": clock.cpu_seconds,

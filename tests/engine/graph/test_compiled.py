@@ -29,7 +29,7 @@ def test_equal_to_rounding(method: str, engine: str, tmp_path: Path) -> None:
     torch.testing.assert_close(compiled.server.vector, plain.server.vector, rtol=0, atol=1e-12)
     assert compiled.summary.last("train/loss")[0] == pytest.approx(plain.summary.last("train/loss")[0], abs=1e-12)
     assert compiled.summary.last("train_acc") == plain.summary.last("train_acc")
-    assert isinstance(compiled.engine.step_functions[0], CompiledStep)
+    assert isinstance(compiled.engine.steps.of_phases[0], CompiledStep)
 
 
 @pytest.fixture
