@@ -15,7 +15,7 @@ from lfl.report.curves import Curve, curve_of
 from lfl.report.groups import Comparison
 from lfl.report.metrics import AXES, Target, choose_metrics, names_of_metrics, parse_target
 from lfl.report.runs import Run
-from lfl.report.settings import MAX_ROUNDS, METHOD, WEIGHTING, short_names, shown
+from lfl.report.settings import EVALUATIONS, MAX_ROUNDS, METHOD, WEIGHTING, short_names, shown
 from lfl.report.styles import DRAWN, Style, style_of
 from lfl.report.tables import Summary, payloads, phases, quantities_of, summary_of
 from lfl.reporting.formats import direction_of
@@ -184,7 +184,9 @@ class Report:
                 "it. The first line that a run prints says what it came to."
             )
         if self.targets:
-            said.append("Targets: the first evaluation that reached it; means are over the runs that did.")
+            every = self.comparison.shared.get(EVALUATIONS)
+            one_in = f", of which there is one every {every} rounds" if isinstance(every, int) and every > 1 else ""
+            said.append(f"Targets: the first evaluation that reached it{one_in}; means are over the runs that did.")
         return said
 
     @property

@@ -109,13 +109,14 @@ def costs_figure(
         axes.plot(places, means, label=labels[label], linewidth=0.9, **_line(style))
         for place, values in zip(places, reached, strict=True):
             _draw_runs(axes, place, 0.7 * step, values, style.colour)
+    runs = [sum(len(of_group.values[number]) for of_group, _ in costs.values()) for number in range(len(targets))]
     missed = [sum(of_group.missed[number] for of_group, _ in costs.values()) for number in range(len(targets))]
     metrics = {target.metric for target in targets}
     told = [str(target) for target in targets]
     if len(metrics) == 1:  # once, below: side by side, long names would cover each other
         axes.set_xlabel(targets[0].metric)
         told = [text.removeprefix(target.metric).strip() for text, target in zip(told, targets, strict=True)]
-    ticks = [f"{text}\n({m} never)" if m else text for text, m in zip(told, missed, strict=True)]
+    ticks = [f"{text}\n({m} of {n} runs never)" if m else text for text, m, n in zip(told, missed, runs, strict=True)]
     axes.set_xticks(range(len(targets)), ticks)
     is_log = spans_decades({label: of_group for label, (of_group, _) in costs.items()})
     axes.set(ylabel=f"{AXES[axis]} until then", yscale="log" if is_log else "linear")
@@ -124,9 +125,11 @@ def costs_figure(
 
 
 def _draw_runs(axes: Axes, place: float, width: float, values: Sequence[float], colour: str) -> None:
-    """Draw the values of runs at a place: a box, or the few there are as points."""
+    """Draw the values of runs at a place: a box, or the few there are as points, side by side since some are equal."""
     if len(values) < FEWEST_OF_BOX:
-        axes.plot([place] * len(values), values, "o", color=colour, markersize=3)
+        middle = (len(values) - 1) / 2
+        places = [place + width * (number - middle) / FEWEST_OF_BOX for number in range(len(values))]
+        axes.plot(places, values, "o", color=colour, markersize=3)
         return
     looks: dict[str, Any] = {f"{part}props": {"color": colour} for part in ("box", "whisker", "cap", "median")}
     looks["flierprops"] = {"markeredgecolor": colour, "markersize": 3}

@@ -11,6 +11,7 @@ Settings: TypeAlias = Mapping[str, Setting]
 
 METHOD = "trainer.callbacks"
 MAX_ROUNDS = "trainer.max_rounds"
+EVALUATIONS = "trainer.check_val_every_n_rounds"
 WEIGHTING = "trainer.aggregator.weighting"
 PLAIN = "FedAvg"  # what runs without algorithms in their stack
 # Callbacks that look on and change nothing: runs with and without them are equal.

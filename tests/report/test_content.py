@@ -37,6 +37,22 @@ def test_a_weighting_that_each_method_chooses_is_said(
     assert not any("`weighting: auto`" in line for line in report_of(tmp_path / "a").explanations)
 
 
+@pytest.mark.parametrize(
+    ("every", "said"),
+    [
+        ((1, 1), "the first evaluation that reached it; means"),
+        ((20, 20), "the first evaluation that reached it, of which there is one every 20 rounds; means"),
+        ((1, 20), "the first evaluation that reached it; means"),
+    ],
+)
+def test_how_often_targets_are_looked_for_is_said(every: tuple[int, int], said: str, tmp_path: Path) -> None:
+    for rounds, (name, callbacks) in zip(every, (("a", None), ("b", [PROXIMAL])), strict=True):
+        config = config_of(callbacks=callbacks)
+        config["trainer"]["check_val_every_n_rounds"] = rounds
+        make_run(tmp_path / name, config=config)
+    assert said in report_of(tmp_path, ("val_acc=0.1",)).explanations[-1]
+
+
 def test_curves_as_a_table(tmp_path: Path) -> None:
     frame = curves_frame(report_of(make_comparison(tmp_path)))
     last = frame[(frame["metric"] == "val_acc") & (frame["round"] == 4)]

@@ -55,12 +55,14 @@ def test_costs_of_targets_are_boxes_or_points_and_means_joined() -> None:
     np.testing.assert_array_equal(means["FLSS"], [3.0, 50.0])
     points = [line.get_ydata() for line in axes.lines if line.get_marker() == "o" and line.get_color() == "#0072b2"]
     assert [list(values) for values in points] == [[2.0, 4.0], [6.0]]
+    first, second = next(line.get_xdata() for line in axes.lines if line.get_marker() == "o")
+    assert -0.4 < first < second < 0  # beside each other, left of the other group's box
     assert (axes.get_ylabel(), axes.get_yscale()) == ("MB up until then", "log")
     ticks = [label.get_text() for label in axes.get_xticklabels()]
-    assert (axes.get_xlabel(), ticks) == ("val_acc", ["≥ 0.5", "≥ 0.9\n(1 never)"])
+    assert (axes.get_xlabel(), ticks) == ("val_acc", ["≥ 0.5", "≥ 0.9\n(1 of 7 runs never)"])
     (axes,) = costs_figure(costs, [targets[0], Target("val_loss", 0.9, -1)], "mb_up").axes
     ticks = [label.get_text() for label in axes.get_xticklabels()]
-    assert (axes.get_xlabel(), ticks) == ("", ["val_acc ≥ 0.5", "val_loss ≤ 0.9\n(1 never)"])
+    assert (axes.get_xlabel(), ticks) == ("", ["val_acc ≥ 0.5", "val_loss ≤ 0.9\n(1 of 7 runs never)"])
 
 
 def test_clients_are_drawn_as_shares() -> None:
