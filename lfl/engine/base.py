@@ -50,11 +50,15 @@ class LocalEngine(ABC):
         steps: the functions that compute a step.
         descents: which recorded steps may include the step of plain SGD; None for none, where batches have many shapes.
         padded_width: number of examples to which a batch is padded, 0 for no padding.
+        keeps_trunks: whether what frozen layers make of examples is kept; not until it is shown to be safe.
         is_wrapped: whether callbacks change gradients.
         has_loss_terms: whether callbacks add terms to the loss, which may read x.
     """
 
     name: Literal["sequential", "vectorized"]
+    # Off: comparing one batch does not show that layers see each example by itself. Some mix examples in few batches
+    # only, some read memory by strides; and nobody watches fine-tuning.
+    keeps_trunks = False
 
     def __init__(
         self,
@@ -77,7 +81,6 @@ class LocalEngine(ABC):
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
         self.is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
-        self._keeps_trunks = True  # until frozen layers are found to mix examples
         self._is_at_values = False  # whether a cohort's gradients are asked for at its values alone
         self.has_loss_terms = any(overrides(c, "client_loss") for c in callbacks)
         self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
@@ -321,7 +324,7 @@ class LocalEngine(ABC):
             active = first[0].plan.active
             yield LocalStep(number, phase.index, active, anchor, first, cohort.loss_rows, logs.add, others)
         if trunk is not None and trunk.mixes:
-            self._keeps_trunks = False
+            self.keeps_trunks = False
             rank_zero_info(
                 "What frozen layers make of an example depends on the others of its batch: it is computed at each step."
             )
@@ -332,7 +335,7 @@ class LocalEngine(ABC):
         steps = steps_per_epoch_of(cohort.num_examples, self.data.batch_size)
         # As with descents, from the round and the batch alone: what is kept rounds otherwise.
         if (
-            not self._keeps_trunks
+            not self.keeps_trunks
             or not isinstance(function, TracedStep)
             or not function.may_split  # nothing is frozen
             or descents is None

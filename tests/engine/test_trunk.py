@@ -12,11 +12,17 @@ from lfl.callbacks import PersonalParameters, Scaffold
 from lfl.checkpointing import Checkpointing
 from lfl.client.schedule import BatchPlan
 from lfl.engine import LocalPhase
+from lfl.engine.base import LocalEngine
 from lfl.engine.trunk import PhaseTrunk
 from lfl.models import Classifier
 
 HEAD, FEATURES = ["backbone.head.*"], ["backbone.layers.*"]
 PHASES = [LocalPhase(HEAD, epochs=3), LocalPhase(FEATURES, epochs=2)]
+
+
+@pytest.fixture(autouse=True)
+def _with_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalEngine, "keeps_trunks", True)
 
 
 def plan(*indices: int) -> BatchPlan:
@@ -176,3 +182,27 @@ def test_a_resumed_run_has_the_same_bits(engine: str, tmp_path: Path, monkeypatc
         resumed = train([], tmp_path / f"{round}", cnn(), equal_data(), ckpt_path=str(checkpoint), **options)
         assert torch.equal(resumed.server.vector, whole.server.vector)
     assert counted.asked > asked
+
+
+class _WithoutOutliers(nn.Module):
+    """Zeroes examples beyond twice the median length of their batch, of which few batches have one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = x.flatten(1).norm(dim=1)
+        return x * (lengths <= 2 * lengths.median()).to(x)[:, None]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_nothing_is_kept_by_default(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comparison cannot find layers that mix examples in some batches only."""
+    monkeypatch.setattr(LocalEngine, "keeps_trunks", False)
+    count, vectors = Counted(monkeypatch), []
+    for name, trace in ((engine, True), ("sequential", False)):
+        torch.manual_seed(0)
+        backbone = nn.Sequential()
+        backbone.add_module("body", nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), _WithoutOutliers()))
+        backbone.add_module("head", nn.Linear(3, 4))
+        options: dict[str, Any] = {"engine": name, "trace_steps": trace, "local_phases": [LocalPhase(HEAD, epochs=3)]}
+        vectors.append(train([], tmp_path, Classifier(backbone, lr=0.1), equal_data(), **options).server.vector)
+    assert count.asked == 0
+    torch.testing.assert_close(vectors[0], vectors[1], rtol=0, atol=1e-9)
