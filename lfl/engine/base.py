@@ -89,7 +89,9 @@ class LocalEngine(ABC):
         self.trained = [model.names_of(phase.parameters) for phase in work.phases]
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
-        self.steps = StepFunctions(self.compute_step, self.pure_step, self.quick_step, self._masks)
+        # Recordings are cut by what is frozen; where nothing is kept of it, there is nothing to cut.
+        frozen_by = self._masks if self.keeps_trunks else [None] * len(self._masks)
+        self.steps = StepFunctions(self.compute_step, self.pure_step, self.quick_step, frozen_by)
         self._feed = BatchFeed(model, data, work, seed, callbacks)
         self.frozen = FrozenModel(model, data.batch_size, self._feed, self._read_features)
 
@@ -332,7 +334,6 @@ class LocalEngine(ABC):
     def _trunk(self, cohort: Cohort, phase: CohortPhase) -> PhaseTrunk | None:
         """Keep what the phase's frozen layers make of examples; None where it may change, or none comes twice."""
         function, descents = self.steps.of_phases[phase.index], self.descents
-        steps = steps_per_epoch_of(cohort.num_examples, self.data.batch_size)
         # As with descents, from the round and the batch alone: what is kept rounds otherwise.
         if (
             not self.keeps_trunks
@@ -340,13 +341,15 @@ class LocalEngine(ABC):
             or not function.may_split  # nothing is frozen
             or descents is None
             or cohort.round.number < descents.first_round
-            or int(phase.num_steps.sum()) < 2 * int(steps.sum())
             or not self._feed.is_fixed
             or self._feed.batches_per_step > 1
             or not self._is_at_values  # frozen parameters may be others there
             or self._stepping  # they may be moved in between
             or cohort.values.device.type != "cpu"
         ):
+            return None
+        steps_of_epoch = steps_per_epoch_of(cohort.num_examples, self.data.batch_size)
+        if int(phase.num_steps.sum()) < 2 * int(steps_of_epoch.sum()):
             return None
         return PhaseTrunk(self._feed.indices(cohort), descents.width)
 

@@ -46,7 +46,8 @@ class StepFunctions:
         compute: computes a step in the engine's own way.
         pure: the same as a pure function of its arguments, which can be recorded.
         quick: ``pure`` in the way that is fastest without a recording.
-        masks: which parameters each phase of the local work trains ``[D]``; None for all.
+        masks: which parameters each phase of the local work trains ``[D]``, by which its recordings are cut; None where
+            they are not.
 
     Attributes:
         of_phases: one function per phase, as recordings differ: a recorded step holds which parameters are frozen.

@@ -42,9 +42,8 @@ whose spread is not known, so that a small difference tells little. *A factor*: 
 1.5 and 2 where it says "comparable" or names an order. *A person*: by the numbers that stand there. Intervals and
 tests are those of one comparison each; none is widened for an entry that has many.
 
-A method that its paper leaves open has several readings here. An entry takes the one whose numbers are nearest to the
-paper's, unless its text or its numbers name both; where the other one would change the verdict, *read otherwise* says
-so.
+A method that its paper leaves open has several readings here. An entry takes the one that its numbers name, or both;
+where the other one would change the verdict, *read otherwise* says so.
 
 Numbers are of runs of `lfl fit`, made by the command of the entry in the repository's root, which leaves them in
 `docs/results/data/` with `--keep`, by seed, but for some older ones of which only means are left; this page is made

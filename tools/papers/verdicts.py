@@ -81,7 +81,8 @@ def decide(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     - ``improves`` (method or methods): the quantity gets better in the order of the ``settings``, or of ``quantities``;
     - ``positive`` (method or methods): the quantity is above 0, with every setting;
     - ``order``: methods, the best one first;
-    - ``near``: the paper's numbers (or those that ``told`` describes) by setting and method, met within a ``factor``;
+    - ``near``: the paper's numbers (or those that ``told`` describes, which may be texts as for ``numbers``) by setting
+      and method, met within a ``factor``;
     - ``all``: rules, of the parts of a claim;
     - ``verdict``, where a person decides.
 
@@ -262,7 +263,7 @@ def _near(rule: Mapping[str, Any], numbers: Numbers) -> Decision:
     factor, told, met = float(rule["factor"]), [], []
     for setting, published in rule["near"].items():
         for method, value in published.items():
-            ratio = numbers.mean(method, str(rule["quantity"]), setting) / float(value)
+            ratio = numbers.mean(method, str(rule["quantity"]), setting) / float(filled(str(value), numbers))
             met.append(1 / factor <= ratio <= factor)
             told.append(f"{method} ({setting}) {ratio:.2f}" if setting else f"{method} {ratio:.2f}")
     return Decision(

@@ -193,3 +193,10 @@ def test_a_claim_of_several_parts_holds_if_all_do(second: dict[str, Any], expect
 def test_the_kinds_of_several_parts_are_told_once() -> None:
     parts = [{"better": "A", "than": "B"}, {"near": {}, "factor": 1.5}, {"positive": "A"}]
     assert kind_of({"all": parts}) == "intervals of differences and a factor of 1.5"
+
+
+def test_a_number_may_be_near_to_that_of_another_method() -> None:
+    found = numbers({"A": [3.0, 5.0], "B": [2.0, 4.0]}, setting="s")
+    rule = {"near": {"s": {"A": "<B; q; s>"}}, "told": "B's", "quantity": "q"}
+    assert decide({**rule, "factor": 1.4}, found).numbers == "ours / B's: A (s) 1.33"
+    assert [verdict({**rule, "factor": factor}, found) for factor in (1.4, 1.3)] == ["holds", "does not hold"]
