@@ -200,6 +200,13 @@ class ClientModel:
             owner, _, leaf = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[leaf] = own
 
+    def load_frozen(self, other: ClientModel) -> None:
+        """Copy the parameters that are no part of the vectors from the model of which this one is a copy."""
+        there = dict(other.module.named_parameters())
+        for name, own in self.module.named_parameters():
+            if name not in self.layout.slices and not torch.equal(own, there[name]):
+                own.data.copy_(there[name])
+
     def load(self, vector: Tensor, buffers: Tensor, counters: list[Tensor]) -> None:
         """Make the module one model: its parameters views of ``vector`` [D], its buffers copies of these."""
         self.bind(vector)

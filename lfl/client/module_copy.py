@@ -7,22 +7,23 @@ import operator
 import types
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
-from torch import nn
+from torch import Tensor, nn
 
 
 def copy_of(module: LightningModule) -> LightningModule:
     """Copy a module with all that it holds, so that nothing done to the copy is seen in the module.
 
-    Shared are the trainer, the numbers of frozen parameters, and what cannot be copied (open files, running loggers).
+    Shared are the trainer, what cannot be copied (open files, running loggers), and, for as long as nobody writes to
+    them, the numbers of frozen parameters.
     """
     memo: dict[int, Any] = {}
     for part in module.modules():
         _share(vars(part).get("_fabric"), memo)
         for parameter in part.parameters(recurse=False):
             if not parameter.requires_grad:
-                # Another parameter with the same numbers, which no step changes: they may be most of the model.
-                memo[id(parameter)] = nn.Parameter(parameter.data, requires_grad=False)
+                memo[id(parameter)] = nn.Parameter(_lazy_copy(parameter.data), requires_grad=False)
     try:
         return _joined(copy.deepcopy(module, dict(memo)), module)
     except Exception:  # whatever an object of the user's raises: find out which, and share it
@@ -31,6 +32,14 @@ def copy_of(module: LightningModule) -> LightningModule:
                 if not isinstance(value, nn.Module) and not name.startswith(("_parameters", "_buffers", "_modules")):
                     _share_if_needed(value, memo)
         return _joined(copy.deepcopy(module, memo), module)
+
+
+def _lazy_copy(tensor: Tensor) -> Tensor:
+    """A copy whose memory is that of the original until one of both is written to: it may be most of the model."""
+    try:
+        return torch._lazy_clone(tensor)
+    except (AttributeError, RuntimeError):  # an older torch, or memory that is not torch's own (a mapped file)
+        return tensor.clone()
 
 
 def _joined(twin: LightningModule, module: LightningModule) -> LightningModule:

@@ -34,10 +34,6 @@ def at_row(row: str, submodule: str) -> str:
     return f"{row}:{submodule}"
 
 
-Trunk = Callable[[Callable[[], list[Tensor]]], list[Tensor]]
-"""Gives the values that frozen layers make of a batch's examples ``[G, b, ...]``: kept, or computed by its argument."""
-
-
 class StepInput(NamedTuple):
     """The input from which the gradients of G clients are computed, besides their parameters [G, D].
 
@@ -48,7 +44,6 @@ class StepInput(NamedTuple):
         extras: what the loss terms use besides.
         weights: weights of the examples in their client's mean [G, b], zero for padding; None where all count alike.
         number: the local step, which the module sees as ``batch_idx``.
-        trunk: gives what frozen layers make of the batch; None where each step computes it.
     """
 
     batch: Any
@@ -57,7 +52,6 @@ class StepInput(NamedTuple):
     extras: Extras = NO_EXTRAS
     weights: Tensor | None = None
     number: int = 0
-    trunk: Trunk | None = None
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -103,14 +97,12 @@ class StepBatch(NamedTuple):
         batch: a nest of tensors ``[G, b, ...]``.
         keys: one key per client for the random operations of this step [G].
         features: outputs of submodules at x, and at other frozen models, on the batch ``[G, b, ...]``, by name.
-        trunk: as in ``StepInput``.
     """
 
     plan: BatchPlan
     batch: Any
     keys: Tensor
     features: dict[str, Tensor]
-    trunk: Trunk | None = None
 
 
 @dataclass(slots=True)
@@ -150,12 +142,12 @@ class LocalStep:
 
     def input_of(self, part: StepBatch) -> StepInput:
         """The input from which the gradients on one of the batches are computed."""
-        plan, batch, keys, features, trunk = part
+        plan, batch, keys, features = part
         # At each pass, and not once a step: rows that a plan gathers are copies, which would miss a change in place.
         extras = NO_EXTRAS
         if features or self.loss_rows:
             extras = Extras(features, {name: rows[plan.rows] for name, rows in self.loss_rows.items()})
-        return StepInput(batch, keys, self.anchor, extras, plan.weights, self.number, trunk)
+        return StepInput(batch, keys, self.anchor, extras, plan.weights, self.number)
 
 
 class ClientStep:

@@ -80,6 +80,11 @@ class FederatedData(LightningDataModule, ABC):
         }
 
     @property
+    def is_collated(self) -> bool:
+        """Whether a function of the user makes batches, which may pad an example as the others of its batch need it."""
+        return False
+
+    @property
     @abstractmethod
     def has_random_transforms(self) -> bool:
         """Whether training batches hold draws, of transforms or of a data set, for which ``gather`` needs keys."""

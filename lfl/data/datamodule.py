@@ -175,6 +175,11 @@ class FederatedDataModule(FederatedData):
         is_read = "train" in self._stores and self._stores["train"].is_read
         return is_read or any(transform.draws for transform in self.train_transforms)
 
+    @property
+    @override
+    def is_collated(self) -> bool:
+        return "train" in self._stores and self._stores["train"].is_collated
+
     @override
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
         for name in ("train", "test", "val"):

@@ -28,9 +28,11 @@ class Store(ABC):
 
     Attributes:
         is_read: whether items are read when batches need them; they may draw then.
+        is_collated: whether a function of the user makes batches of items.
     """
 
     is_read: bool = False
+    is_collated: bool = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -136,7 +138,7 @@ class DatasetStore(Store):
         self, reader: ItemReader, transforms: Sequence[BatchTransform], workers: Workers | None = None
     ) -> None:
         self.pipeline = Pipeline(transforms)
-        self.reader = reader
+        self.reader, self.is_collated = reader, reader.format.collate_fn is not None
         self._workers = workers
         self._number = workers.add(reader) if workers is not None else 0
         self._device = torch.device("cpu")
@@ -200,7 +202,7 @@ class PartStore(Store):
 
     def __init__(self, store: Store, positions: Tensor, total: int) -> None:
         self._store = store
-        self.is_read = store.is_read
+        self.is_read, self.is_collated = store.is_read, store.is_collated
         # Positions that are not in the part are asked for as padding, and whatever they give is not used.
         self._places = torch.zeros(total, dtype=torch.int64)
         self._places[positions] = torch.arange(len(positions))

@@ -6,28 +6,25 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lfl.callback import FederatedCallback, Gradient, check_gradient, overrides
 from lfl.client.model import ClientModel
 from lfl.client.optimizer import LocalOptimizer, may_change
 from lfl.client.rates import LearningRates
-from lfl.client.schedule import BatchPlan, Padding, steps_per_epoch_of
+from lfl.client.schedule import BatchPlan, Padding
 from lfl.client.step import LocalStep, StepBatch, StepInput, StepResult
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.feed import BatchFeed
 from lfl.engine.frozen import FrozenModel
 from lfl.engine.gradient import in_coordinates, loss_gradient, note_clients
-from lfl.engine.graph.traced import TracedStep
 from lfl.engine.logs import StepLogs
 from lfl.engine.plain import frozen_features
 from lfl.engine.steps import ALL, Descents, StepFunctions
-from lfl.engine.trunk import PhaseTrunk
 from lfl.hooks import checked_gradient
 from lfl.randomness import client_keys, fold
 from lfl.round import Cohort, CohortPhase, Round
@@ -50,15 +47,11 @@ class LocalEngine(ABC):
         steps: the functions that compute a step.
         descents: which recorded steps may include the step of plain SGD; None for none, where batches have many shapes.
         padded_width: number of examples to which a batch is padded, 0 for no padding.
-        keeps_trunks: whether what frozen layers make of examples is kept; not until it is shown to be safe.
         is_wrapped: whether callbacks change gradients.
         has_loss_terms: whether callbacks add terms to the loss, which may read x.
     """
 
     name: Literal["sequential", "vectorized"]
-    # Off: comparing one batch does not show that layers see each example by itself. Some mix examples in few batches
-    # only, some read memory by strides; and nobody watches fine-tuning.
-    keeps_trunks = False
 
     def __init__(
         self,
@@ -81,7 +74,6 @@ class LocalEngine(ABC):
         self._starting = [c for c in callbacks if overrides(c, "on_cohort_start")]
         self._stepping = [c for c in callbacks if overrides(c, "on_step_end")]
         self.is_wrapped = any(overrides(c, "wrap_gradient") for c in callbacks)
-        self._is_at_values = False  # whether a cohort's gradients are asked for at its values alone
         self.has_loss_terms = any(overrides(c, "client_loss") for c in callbacks)
         self._checked: set[int] = set()  # positions in the stack whose gradient functions have been checked
         self._buffer: Tensor | None = None  # memory of the last cohort's rows, to be used again
@@ -89,9 +81,7 @@ class LocalEngine(ABC):
         self.trained = [model.names_of(phase.parameters) for phase in work.phases]
         like = model.parameters[0]
         self._masks = [None if names is None else model.layout.select(names).to(like) for names in self.trained]
-        # Recordings are cut by what is frozen; where nothing is kept of it, there is nothing to cut.
-        frozen_by = self._masks if self.keeps_trunks else [None] * len(self._masks)
-        self.steps = StepFunctions(self.compute_step, self.pure_step, self.quick_step, frozen_by)
+        self.steps = StepFunctions(self.compute_step, self.pure_step, self.quick_step, len(work.phases))
         self._feed = BatchFeed(model, data, work, seed, callbacks)
         self.frozen = FrozenModel(model, data.batch_size, self._feed, self._read_features)
 
@@ -130,15 +120,6 @@ class LocalEngine(ABC):
         """Read back into the cohort the buffers that training changed in the module."""
 
     # -- setting up -----------------------------------------------------------------------------------------------
-
-    def alike(self, work: LocalWork, callbacks: list[FederatedCallback], seed: int) -> Self:
-        """Return an engine of the same kind and cohort size, for other work on a copy of the model."""
-        engine = type(self)(self.model.copy(), self.data, work, callbacks, seed, self.cohort_size)
-        engine.descents = self.descents
-        engine.padded_width = self.padded_width
-        if self.steps.are_recorded:
-            engine.steps.record(self.steps.compiles, self.steps.patience)
-        return engine
 
     def global_features(
         self, batch: Any, keys: Tensor, anchor: Tensor, rows: Mapping[str, Tensor] | None = None
@@ -268,7 +249,7 @@ class LocalEngine(ABC):
         If one callback owns the coordinates, those before it see parameters [A, D]; the owner and those behind it see
         coordinates [A, R]. The conversion is one more wrapper, just before the owner's own.
         """
-        gradient = own = loss_gradient(cohort, self.steps.compute)
+        gradient = loss_gradient(cohort, self.steps.compute)
         cohort.origin = cohort.start
         for position, callback in enumerate(self._callbacks):
             if cohort.round.basis is not None and overrides(callback, "coordinates"):
@@ -281,7 +262,6 @@ class LocalEngine(ABC):
                     check_gradient(callback, wrapped)
                     self._checked.add(position)
                 gradient = wrapped if wrapped is gradient else checked_gradient(callback, wrapped)
-        self._is_at_values = gradient is own
         return gradient
 
     # -- local steps ----------------------------------------------------------------------------------------------
@@ -309,7 +289,6 @@ class LocalEngine(ABC):
         keys = self._feed.keys("model", cohort, phase) if is_random else cohort.ids.to(cohort.values.device)
         batches = self._feed.of_phase(cohort, phase, self._padding(cohort, phase))
         with_features = self.frozen.reading_ahead(cohort, phase, batches)
-        trunk = self._trunk(cohort, phase)
         # Clients whose batches have different sizes at a step are in different batches: group them by step.
         for number, plans in itertools.groupby(with_features, key=lambda item: item[0].step):
             step_keys = fold(keys, number) if is_random else keys
@@ -320,38 +299,10 @@ class LocalEngine(ABC):
                     batch_keys = fold(batch_keys, plan.draw)
                 if features is None:  # once a step, however many gradients callbacks ask for
                     features = self._global_features(cohort, plan, batch, batch_keys)
-                own_trunk = None if trunk is None else trunk.at(plan)
-                draws[plan.draw].append(StepBatch(plan, batch, batch_keys, features, own_trunk))
+                draws[plan.draw].append(StepBatch(plan, batch, batch_keys, features))
             first, *others = draws
             active = first[0].plan.active
             yield LocalStep(number, phase.index, active, anchor, first, cohort.loss_rows, logs.add, others)
-        if trunk is not None and trunk.mixes:
-            self.keeps_trunks = False
-            rank_zero_info(
-                "What frozen layers make of an example depends on the others of its batch: it is computed at each step."
-            )
-
-    def _trunk(self, cohort: Cohort, phase: CohortPhase) -> PhaseTrunk | None:
-        """Keep what the phase's frozen layers make of examples; None where it may change, or none comes twice."""
-        function, descents = self.steps.of_phases[phase.index], self.descents
-        # As with descents, from the round and the batch alone: what is kept rounds otherwise.
-        if (
-            not self.keeps_trunks
-            or not isinstance(function, TracedStep)
-            or not function.may_split  # nothing is frozen
-            or descents is None
-            or cohort.round.number < descents.first_round
-            or not self._feed.is_fixed
-            or self._feed.batches_per_step > 1
-            or not self._is_at_values  # frozen parameters may be others there
-            or self._stepping  # they may be moved in between
-            or cohort.values.device.type != "cpu"
-        ):
-            return None
-        steps_of_epoch = steps_per_epoch_of(cohort.num_examples, self.data.batch_size)
-        if int(phase.num_steps.sum()) < 2 * int(steps_of_epoch.sum()):
-            return None
-        return PhaseTrunk(self._feed.indices(cohort), descents.width)
 
     def _global_features(self, cohort: Cohort, plan: BatchPlan, batch: Any, keys: Tensor) -> dict[str, Tensor]:
         rows = {name: rows[plan.rows] for name, rows in self.model.frozen_rows_in(cohort.loss_rows).items()}

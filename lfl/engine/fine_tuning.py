@@ -11,8 +11,6 @@ from torch import Tensor
 from lfl.aggregation import Server
 from lfl.client.rates import LearningRates
 from lfl.client.work import LocalPhase, LocalWork
-from lfl.engine.base import LocalEngine
-from lfl.engine.cohorts import cohorts_of
 from lfl.engine.training import LocalTraining
 from lfl.generators import HostGenerators
 from lfl.randomness import derive_seed
@@ -20,7 +18,7 @@ from lfl.round import Round, RoundSums
 
 
 class EngineFineTuner:
-    """Trains clients' models in place, with an engine of its own; the run and its random numbers do not change.
+    """Trains clients' models in place, beside the run, which does not change, nor do its random numbers.
 
     Args:
         training: the run's; steps are computed in the same way as in the run, on a copy of the module.
@@ -36,15 +34,18 @@ class EngineFineTuner:
         server: Server,
         rates: LearningRates,
     ) -> None:
-        self._training = training
+        self._training, self._generation = training, training.generation
         self._phases = phases
-        self._engine, self._generation = training.engine, 0  # none yet
+        self._aside: LocalTraining | None = None
         self._server = server
         self._rates = rates
 
     def __call__(self, round: Round, ids: Tensor, params: Tensor) -> None:
         """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples."""
-        engine = self._current_engine()
+        training = self._aside = self._current()
+        # Some step is always compared: next to all that a fine-tuning takes it costs nothing.
+        training.start_round(round.number, is_watched=True)
+        engine = training.engine
         trained = ids[engine.data.client_sizes[ids] > 0]
         server = self._server.vector.clone()
         # A round of its own: the sums, logs and reports of the run's round must not see this training. Clients train
@@ -57,19 +58,25 @@ class EngineFineTuner:
         aside.metrics = {}
         # The sequential engine seeds the global generators for every client; put them back afterwards.
         with HostGenerators(*engine.model.module.modules()).kept():
-            for cohort in cohorts_of(lambda: engine, aside, self._server.buffers, self._server.counters):
+            for cohort in training.cohorts(aside, self._server.buffers, self._server.counters):
                 # `ids` ascend, so that a search finds each trained client's row.
                 rows = torch.searchsorted(ids, cohort.ids).to(params.device)
                 cohort.values.copy_(params[rows])
-                # False if out of memory: `cohorts` yields these clients again, fewer at a time.
-                if engine.train(cohort, self._rates):
+                # False if nothing was kept: `cohorts` yields these clients again.
+                if training.train(cohort, self._rates):
                     params[rows] = cohort.values
 
-    def _current_engine(self) -> LocalEngine:
-        """An engine like the run's of the moment."""
-        if self._generation != self._training.generation:
-            engine = self._training.engine
-            work = LocalWork(self._phases, sampling=engine.work.sampling)
-            self._engine = engine.alike(work, [], derive_seed(engine.seed, "fine-tune"))
-            self._generation = self._training.generation
-        return self._engine
+    def _current(self) -> LocalTraining:
+        """A training like the run's of the moment, on a copy of the module as it is now."""
+        aside, is_like_the_run = self._aside, self._generation == self._training.generation
+        if aside is not None and is_like_the_run and aside.engine.steps.are_recorded:
+            # Recordings are worth keeping. What they read of the module besides is the same, or there would be another
+            # generation.
+            aside.engine.model.load_buffers(self._server.buffers, self._server.counters)
+            aside.engine.model.load_frozen(self._training.engine.model)
+            return aside
+        self._generation = self._training.generation
+        engine = self._training.engine
+        work = LocalWork(self._phases, sampling=engine.work.sampling)
+        path = aside.path if aside is not None and is_like_the_run else None  # a path that was left stays left
+        return self._training.aside(work, derive_seed(engine.seed, "fine-tune"), " in fine-tuning", path)

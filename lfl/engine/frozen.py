@@ -21,7 +21,7 @@ from lfl.engine.feed import BatchFeed, PlannedBatches
 from lfl.round import Cohort, CohortPhase
 
 _JOINT_EXAMPLES = 256  # that go through the model in one pass
-KEPT_BYTES = 2**27  # of the features of a cohort's examples
+_KEPT_BYTES = 2**27  # of the features of a cohort's examples
 
 Features = dict[str, Tensor]
 
@@ -82,7 +82,7 @@ class FrozenModel:
         keys = cohort.ids.to(cohort.values.device)  # of no use: nothing is augmented
         at_once = max(1, _JOINT_EXAMPLES // len(cohort))
         examples = self._feed.of_all_examples(cohort, len(cohort), keys, at_once)
-        while self._example_bytes * table.places <= KEPT_BYTES:
+        while self._example_bytes * table.places <= _KEPT_BYTES:
             if not (some := list(itertools.islice(examples, 1))):
                 return table
             (features,) = self._read(cohort, some)
@@ -119,7 +119,7 @@ class FrozenModel:
         if self.is_joint is None:
             plan, batch = some[0]
             alone = self._alone(batch, keys[plan.rows], cohort.anchor)
-            self.is_joint = all(are_close(of_batches[0][name], value) for name, value in alone.items())
+            self.is_joint = all(_are_close(of_batches[0][name], value) for name, value in alone.items())
             if not self.is_joint:
                 return [None] * len(some)
         for name, rows in self._model.frozen_rows_in(cohort.loss_rows).items():
@@ -154,7 +154,6 @@ class FeatureTable:
         self._sorted = indices.sort(dim=1).values
         self._clients = torch.arange(len(indices), device=indices.device)
         self._values: Features = {}
-        self._is_kept = torch.zeros_like(self._sorted, dtype=torch.bool)
         self.places = indices.numel()
 
     def keep(self, plan: BatchPlan, features: Features) -> None:
@@ -164,24 +163,16 @@ class FeatureTable:
             if name not in self._values:
                 self._values[name] = value.new_empty(*self._sorted.shape, *value.shape[2:])
             self._values[name][places] = value
-        self._is_kept[places] = True
-
-    def find(self, plan: BatchPlan) -> Features | None:
-        """The features ``[G, b, ...]`` of a batch; None where not all of its examples have been kept."""
-        places = self._places(plan)
-        return self._at(places) if bool(self._is_kept[places].all()) else None
 
     def of(self, plan: BatchPlan) -> Features:
-        """The features ``[G, b, ...]`` of a batch, all of whose examples have been kept."""
-        return self._at(self._places(plan))
+        """The features ``[G, b, ...]`` of a batch."""
+        places = self._places(plan)
+        return {name: value[places] for name, value in self._values.items()}
 
     @property
     def bytes_of_example(self) -> int:
         """Bytes of the features of one example."""
         return sum(value[0, 0].numel() * value.element_size() for value in self._values.values())
-
-    def _at(self, places: tuple[Tensor, Tensor]) -> Features:
-        return {name: value[places] for name, value in self._values.items()}
 
     def _places(self, plan: BatchPlan) -> tuple[Tensor, Tensor]:
         rows = self._sorted[plan.rows]
@@ -199,7 +190,7 @@ def _are_alike(some: list[tuple[BatchPlan, Any]]) -> bool:
     return len(shapes) == 1 and not any(None in shape for shape in shapes)
 
 
-def are_close(a: Tensor, b: Tensor) -> bool:
+def _are_close(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal up to the rounding of the less precise of their types."""
     size = min(a.dtype.itemsize, b.dtype.itemsize)
     tolerance = 1e-2 if size < 4 else 1e-4 if size < 8 else 1e-10

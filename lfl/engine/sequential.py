@@ -48,7 +48,8 @@ class SequentialEngine(LocalEngine):
         flat = params.detach().reshape(-1).requires_grad_()
         batch, extras = first_of(input.batch), first_of(input.extras)
         loss, logs = self.model.loss(flat, batch, input.number, input.keys[0], input.anchor, extras)
-        (gradient,) = torch.autograd.grad(loss, flat)
+        # What is trained in this phase may be out of the loss's reach.
+        gradient = torch.autograd.grad(loss, flat)[0] if loss.requires_grad else torch.zeros_like(flat)
         rows = {name: value.unsqueeze(0) for name, value in logs.items()}
         return StepResult(gradient.unsqueeze(0), loss.detach().unsqueeze(0), rows)
 

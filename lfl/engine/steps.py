@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,8 +45,7 @@ class StepFunctions:
         compute: computes a step in the engine's own way.
         pure: the same as a pure function of its arguments, which can be recorded.
         quick: ``pure`` in the way that is fastest without a recording.
-        masks: which parameters each phase of the local work trains ``[D]``, by which its recordings are cut; None where
-            they are not.
+        num_phases: of the local work.
 
     Attributes:
         of_phases: one function per phase, as recordings differ: a recorded step holds which parameters are frozen.
@@ -59,11 +57,9 @@ class StepFunctions:
         times: what the steps so far have taken; None where nobody wants to know.
     """
 
-    def __init__(
-        self, compute: StepFunction, pure: StepFunction, quick: StepFunction, masks: Sequence[Tensor | None]
-    ) -> None:
-        self._pure, self._quick, self._masks = pure, quick, masks
-        self.of_phases: list[StepFunction] = [compute for _ in masks]
+    def __init__(self, compute: StepFunction, pure: StepFunction, quick: StepFunction, num_phases: int) -> None:
+        self._pure, self._quick = pure, quick
+        self.of_phases: list[StepFunction] = [compute] * num_phases
         self.whole: StepFunction = compute
         self.compiles = False
         self.patience = 0
@@ -84,22 +80,18 @@ class StepFunctions:
             patience: how many batches of a shape must have come before it is recorded.
         """
 
-        def traced(mask: Tensor | None = None) -> TracedStep:
-            if compile:
-                return CompiledStep(self._pure)
-            trained = None if mask is None else mask.cpu() > 0
-            return TracedStep(self._pure, self._quick, patience, trained)
+        def traced() -> TracedStep:
+            return CompiledStep(self._pure) if compile else TracedStep(self._pure, self._quick, patience)
 
-        self.of_phases = [traced(mask) for mask in self._masks]
+        self.of_phases = [traced() for _ in self.of_phases]
         self.whole = traced()
         self.compiles, self.patience = compile, patience
 
     def compute(self, phase: int, params: Tensor, input: StepInput) -> StepResult:
         """Compute the gradients of G clients with parameters [G, D] in a phase of the local work."""
         started, function = time.perf_counter(), self.of_phases[phase]
-        given, input = input, input._replace(trunk=None)  # who takes the step again computes all of it
         try:
-            result = function(params, given)
+            result = function(params, input)
         except torch.OutOfMemoryError:
             raise  # not kept: the error's traceback keeps the tensors of the step alive
         except Exception as error:

@@ -56,6 +56,7 @@ class LocalTraining:
             what is left to the run.
         trial: batches to try steps on.
         one_thread: what a step takes on one thread, where several were chosen because they are faster.
+        aim: what it is done for, after the module's name in a sentence; empty for the run itself.
 
     Attributes:
         engine: computes the steps now.
@@ -74,9 +75,10 @@ class LocalTraining:
         named: tuple[str, TraceSteps],
         trial: Trial,
         one_thread: StepTime | None = None,
+        aim: str = "",
     ) -> None:
         self._model, self._data, self._work, self._callbacks, self._seed = model, data, work, callbacks, seed
-        self._path, self._named, self._trial = path, named, trial
+        self._path, self._named, self._trial, self._aim = path, named, trial, aim
         self._generators = HostGenerators(*model.module.modules())
         self._round = 0
         self._is_watching = False  # whether the next cohort is watched
@@ -85,10 +87,26 @@ class LocalTraining:
         self._follow(path)
         self._dealer = self.engine  # all processes must deal clients alike, also if one of them leaves its path
 
+    def aside(self, work: LocalWork, seed: int, aim: str, path: Path | None = None) -> LocalTraining:
+        """Make a training of other work on a copy of the module, without callbacks.
+
+        Args:
+            work: the local work of a client.
+            seed: of all draws.
+            aim: what it is done for, after the module's name in a sentence.
+            path: how steps are computed at first; None for the way in which the run's are now.
+        """
+        model, path = self._model.copy(), path or self.path
+        return LocalTraining(model, self._data, work, [], seed, path, self._named, self._trial, aim=aim)
+
     # -- a round ----------------------------------------------------------------------------------------------------
 
-    def start_round(self, number: int) -> None:
+    def start_round(self, number: int, is_watched: bool = False) -> None:
         """Look at what the module's hooks have changed, and follow it.
+
+        Args:
+            number: of the round.
+            is_watched: whether some step is taken both ways, also where the round's number does not ask for it.
 
         Raises:
             ValueError: a parameter is to be trained that has been no part of the model so far, or the path that the
@@ -97,7 +115,7 @@ class LocalTraining:
         self._round = number
         self.engine.start_round()
         is_due = number & (number - 1) == 0 or number == self._first_descents
-        self._is_watching = is_due or self._model.traits.depends_on_rounds
+        self._is_watching = is_due or is_watched or self._model.traits.depends_on_rounds
         state = self._module_state()
         if state == self._seen and not self._model.traits.depends_on_rounds:
             return
@@ -106,7 +124,7 @@ class LocalTraining:
         if state == self._seen and traits == self._model.traits:
             return
         self._model.traits = traits
-        self._follow(self._possible(replace(self._path, cohort_size=self.engine.cohort_size)))
+        self._follow(self._possible(self.path))
 
     def cohorts(self, round: Round, buffers: Tensor, counters: list[Tensor]) -> Iterator[Cohort]:
         """The cohorts of a round's clients, see ``cohorts_of``."""
@@ -182,6 +200,11 @@ class LocalTraining:
         return None
 
     # -- paths ------------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The way in which steps are computed now."""
+        return replace(self._path, cohort_size=self.engine.cohort_size)
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -291,7 +314,7 @@ class LocalTraining:
             RuntimeError: the user asked for the former by name.
         """
         engine, recording = self._named
-        kind = type(self._model.module).__name__
+        kind = f"{type(self._model.module).__name__}{self._aim}"
         if path.name == "vectorized" and right.name != "vectorized":
             if engine == "vectorized":
                 raise RuntimeError(

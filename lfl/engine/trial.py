@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lfl.client.model import ClientModel
 from lfl.client.step import Extras, StepInput
@@ -15,6 +15,7 @@ from lfl.data.base import FederatedData
 from lfl.randomness import client_keys, random_bits, uniform
 
 _CLIENTS = 4
+_SOUGHT = 128  # examples among which one is sought that is longer than others
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Trial:
     @property
     def width(self) -> int:
         """Number of examples of each batch (b)."""
-        return int(next(x.shape[1] for x in torch.utils._pytree.tree_leaves(self.batch) if isinstance(x, Tensor)))
+        return int(next(x.shape[1] for x in tree_leaves(self.batch) if isinstance(x, Tensor)))
 
 
 def make_trial(model: ClientModel, data: FederatedData, seed: int) -> Trial:
@@ -79,8 +80,33 @@ def make_trial(model: ClientModel, data: FederatedData, seed: int) -> Trial:
     draws = random_bits(keys.cpu(), indices.shape[1])
     draws = draws.masked_fill(torch.arange(indices.shape[1]) >= sizes[ids][:, None], torch.iinfo(torch.int64).max)
     chosen = indices.gather(1, draws.argsort(dim=1, stable=True))[:, :width].to(device)
+    if data.is_collated:
+        chosen = _of_several_lengths(chosen, data)
     batch = model.converted(next(iter(data.batches([(chosen, chosen)]))))
     alone = tuple(model.converted(one) for one in data.batches([(row, row) for row in chosen.split(1)]))
     start = model.flat_parameters()
     noise = uniform(keys, start.numel(), start.dtype) - 0.5
     return Trial(batch, keys, start + 0.1 * start.abs().mean() * noise, start, alone)
+
+
+def _of_several_lengths(chosen: Tensor, data: FederatedData) -> Tensor:
+    """The positions of a trial [G, b], the first two batches as different in length as others of the data are.
+
+    A ``collate_fn`` pads the batches of all clients to the longest one. Whether a step minds is seen only where some
+    batch is longer than another, which few may be.
+    """
+    holding = (data.client_sizes > 0).nonzero().squeeze(1)
+    clients = holding[torch.linspace(0, len(holding) - 1, min(_SOUGHT, len(holding)), dtype=torch.float64).long()]
+    indices, sizes = data.client_indices(clients)
+    each = -(-_SOUGHT // len(clients))
+    spread = indices.gather(1, (torch.arange(each) * sizes[:, None] / each).long())
+    some = torch.cat([spread.flatten().to(chosen.device), chosen.flatten()]).unique()
+    singles = data.batches((position.reshape(1, 1), position.reshape(1, 1)) for position in some)
+    lengths = torch.tensor([sum(x.numel() for x in tree_leaves(one) if isinstance(x, Tensor)) for one in singles])
+    ordered = some[lengths.argsort(stable=True)]
+    if bool((lengths == lengths[0]).all()):
+        return chosen
+    chosen = chosen.clone()
+    width = chosen.shape[1]
+    chosen[0], chosen[1] = ordered.flip(0)[torch.arange(width) % len(some)], ordered[torch.arange(width) % len(some)]
+    return chosen

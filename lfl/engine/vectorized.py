@@ -65,7 +65,10 @@ def vectorized_step(model: ClientModel, params: Tensor, input: StepInput) -> Ste
     params = params.detach().requires_grad_()
     losses, logs = batched_loss(model, params, input._replace(batch=without_riders(input.batch)))
     # A client's loss depends on its own row only: the gradient of the sum has the gradient of each loss in its row.
-    (gradients,) = torch.autograd.grad(losses.sum(), params)
+    if losses.requires_grad:
+        (gradients,) = torch.autograd.grad(losses.sum(), params)
+    else:  # what is trained in this phase is out of the loss's reach
+        gradients = torch.zeros_like(params)
     return StepResult(gradients, losses.detach(), logs)
 
 

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -41,13 +42,37 @@ def test_a_step_of_the_copy_leaves_no_trace() -> None:
     assert twin.lock is module.lock
 
 
-def test_frozen_numbers_are_shared_but_not_their_flags() -> None:
+def test_frozen_numbers_are_shared_until_they_are_written_to() -> None:
     module = Net()
+    before = module.second.weight.clone()
+    for write in (
+        lambda weight: weight.data.mul_(2),
+        lambda weight: weight.numpy().fill(3),
+        lambda weight: weight.view(-1)[1:].zero_(),
+        lambda weight: nn.init.ones_(weight),
+    ):
+        twin = copy_of(module)
+        assert torch._C._is_cow_tensor(twin.second.weight)
+        twin.second(torch.ones(1, 2))
+        assert torch._C._is_cow_tensor(twin.second.weight)
+        assert torch.equal(twin.second.weight, before)
+        write(twin.second.weight)
+        assert torch.equal(module.second.weight, before)
+        assert not torch.equal(twin.second.weight, before)
     twin = copy_of(module)
-    assert twin.second.weight.data_ptr() == module.second.weight.data_ptr()
-    assert twin.first.weight.data_ptr() != module.first.weight.data_ptr()
+    module.second.weight.data.add_(1)
+    assert torch.equal(twin.second.weight, before)
     twin.second.requires_grad_(True)
     assert not module.second.weight.requires_grad
+
+
+def test_frozen_numbers_in_foreign_memory_are_copied() -> None:
+    module = Net()
+    module.second.weight.data = torch.from_numpy(np.ones((2, 2), np.float32))
+    twin = copy_of(module)
+    twin.second.weight.data.mul_(2)
+    assert module.second.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert twin.second.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
 def test_it_has_the_trainer_and_a_step_that_was_put_there() -> None:

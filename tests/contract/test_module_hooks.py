@@ -8,7 +8,7 @@ import torch
 from contract.brought import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
-from worlds import ragged_data, train
+from worlds import equal_data, ragged_data, train
 
 from lfl.callbacks import ClientEvaluation
 from lfl.client.work import LocalPhase
@@ -182,3 +182,104 @@ def everyone() -> Any:
     from lfl.participation import FullParticipation
 
     return FullParticipation()
+
+
+class Scaled(Net):
+    """Multiplies its loss by a frozen number, which it changes itself, as momentum encoders and mean teachers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().loss(logits, y) * self.scale
+
+    def shrink(self) -> None:
+        self.scale.data.mul_(0.9)
+
+
+class ScaledEachRound(Scaled):
+    def on_train_epoch_start(self) -> None:
+        self.shrink()
+
+
+class ReplacedEachRound(Scaled):
+    def on_train_epoch_start(self) -> None:
+        self.scale.data = self.scale.data * 0.9
+
+
+class ScaledEachStep(Scaled):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.shrink()
+        return super().training_step(batch, batch_idx)
+
+
+def scaled_run(kind: type[Net], folder: Path, batch_size: int = 5, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    module = kind()
+    evaluation = ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase()])
+    return module, train(
+        [evaluation], folder, module, equal_data(batch_size=batch_size), participation=everyone(), **options
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"trace_steps": True}, {"engine": "vectorized", "trace_steps": True}])
+@pytest.mark.parametrize("kind", [ScaledEachRound, ReplacedEachRound])
+def test_a_frozen_number_is_changed_once_a_round(kind: type[Net], options: Any, tmp_path: Path) -> None:
+    """And steps, those of fine-tuning too, read it as it is: as if the rate had been multiplied by it."""
+    module, run = scaled_run(kind, tmp_path / "changed", max_rounds=3, **options)
+    assert module.scale.item() == pytest.approx(0.9**3, abs=1e-12)
+
+    class Scheduled(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.09)
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    _, expected = scaled_run(Scheduled, tmp_path / "rate", max_rounds=3, **options)
+    torch.testing.assert_close(run.server.vector, expected.server.vector, rtol=0, atol=1e-12)
+    tuned = run.summary.last("personal/val_loss")[0]
+    assert tuned == pytest.approx(expected.summary.last("personal/val_loss")[0], abs=1e-12)
+
+
+def test_a_frozen_number_is_changed_once_a_step(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="its training step changes the parameter 'scale' by itself"):
+        module, _ = scaled_run(ScaledEachStep, tmp_path, max_rounds=2, engine="auto")
+    assert module.scale.item() == pytest.approx(0.9 ** (2 * 8 * 3), abs=1e-12)  # rounds, clients, batches
+
+
+class Annealed(Net):
+    """Mixes a buffer into its logits that grows with the rounds; nobody keeps it in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(4))
+
+    def on_train_epoch_start(self) -> None:
+        self.shift[0] = 3.0 * self.current_epoch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift
+
+
+@pytest.mark.parametrize("trace_steps", [False, True])
+def test_fine_tuning_reads_buffers_as_they_are(trace_steps: bool, tmp_path: Path) -> None:
+    found = {}
+    for engine in ENGINES:
+        options = {"engine": engine, "trace_steps": trace_steps, "max_rounds": 3, "batch_size": 15}
+        _, run = scaled_run(Annealed, tmp_path / engine, **options)
+        found[engine] = run.summary.last("personal/val_loss")[0]
+    assert found["vectorized"] == pytest.approx(found["sequential"], abs=1e-12)
+    # By hand: one step of each client on all its examples, from the model that the run ended with.
+    plain, data, total = Annealed().double(), run.data, 0.0
+    plain.shift[0] = 6.0
+    positions, sizes = data.client_test_indices(torch.arange(8))
+    for client in range(8):
+        nn.utils.vector_to_parameters(run.server.vector.clone(), plain.parameters())
+        optimizer = plain.configure_optimizers()
+        x, y = data.gather(data.client_indices(torch.tensor([client]))[0])
+        optimizer.zero_grad()
+        F.cross_entropy(plain(x[0]), y[0]).backward()
+        optimizer.step()
+        x, y = data.gather_test(positions[client : client + 1, : sizes[client]])
+        total += F.cross_entropy(plain(x[0]), y[0], reduction="sum").item()
+    assert found["sequential"] == pytest.approx(total / int(sizes.sum()), abs=1e-12)

@@ -130,7 +130,7 @@ def test_examples_that_come_again_are_read_once(
     engine: str, size: int, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of clients of 2 to 50 examples, in three epochs; where they are too many, they are read batch by batch."""
-    monkeypatch.setattr("lfl.engine.frozen.KEPT_BYTES", room)
+    monkeypatch.setattr("lfl.engine.frozen._KEPT_BYTES", room)
     read: list[int] = []
     pass_of = FrozenModel._read_rows
 

@@ -86,6 +86,27 @@ def test_what_depends_on_padding_is_not_padded_to_the_longest_of_all_clients() -
     assert str(reasons[1]).startswith("its loss depends on how far a batch is padded")
 
 
+class RarelyLong(Sequences):
+    """One item in forty is longer than the others, so that the batches of a trial are of one length as a rule."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": torch.sin(torch.arange(6.0 if i % 40 == 17 else 2.0) + i), "label": i % 2}
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_padding_that_few_batches_have_is_sought(in_memory: bool) -> None:
+    source = DatasetSource(RarelyLong(), RarelyLong(), 2, in_memory, target="label", collate_fn=PadCollate({"x": 9}))
+    data = FederatedDataModule(source, IIDPartitioner(), num_clients=8, batch_size=2)
+    data.setup("fit")
+    model = ClientModel(Pooled(masks=True))
+    trial = make_trial(model, data, seed=0)
+    assert {leaf["x"].shape[2] for leaf in trial.alone} == {2, 6}
+    assert why_not_vectorized(model, trial) is None
+    model = ClientModel(Pooled(masks=False))
+    reason = why_not_vectorized(model, make_trial(model, data, seed=0))
+    assert str(reason).startswith("its loss depends on how far a batch is padded")
+
+
 def test_a_plain_step_may_be_computed_in_any_way() -> None:
     model, trial = world(lambda self, batch: entropy(self, batch))
     assert why_not_vectorized(model, trial) is None

@@ -38,7 +38,7 @@ class Watch:
         return self.steps % 2 == 0
 
     def check(self, phase: int, params: Tensor, input: StepInput, result: StepResult) -> None:
-        self.checked.append((phase, result.losses.tolist(), input.trunk))
+        self.checked.append((phase, result.losses.tolist()))
 
     def check_descent(
         self, phase: int, before: Tensor, after: Tensor, rate: float, input: StepInput, result: StepResult
@@ -46,12 +46,12 @@ class Watch:
         self.checked.append((phase, before.tolist(), after.tolist(), rate, result.losses.tolist()))
 
 
-def functions(step: Any = square, masks: Any = (None,)) -> StepFunctions:
-    return StepFunctions(step, step, step, masks)
+def functions(step: Any = square, num_phases: int = 1) -> StepFunctions:
+    return StepFunctions(step, step, step, num_phases)
 
 
 def test_steps_are_computed_plainly_until_they_are_recorded() -> None:
-    steps = functions(masks=[None, torch.tensor([1.0, 0.0, 1.0])])
+    steps = functions(num_phases=2)
     assert (steps.are_recorded, steps.of_phases, steps.whole) == (False, [square, square], square)
     steps.record(patience=2)
     assert (steps.are_recorded, steps.compiles, steps.patience) == (True, False, 2)
@@ -73,15 +73,6 @@ def test_times_are_kept_for_who_wants_them() -> None:
         steps.compute(0, params, INPUT)
     assert [time.is_replayed for time in steps.times] == [False, True, False]
     assert all(time.seconds > 0 for time in steps.times)
-
-
-def test_who_watches_sees_steps_without_their_trunk() -> None:
-    steps, watch = functions(), Watch()
-    steps.watch = watch  # type: ignore[assignment]
-    input = INPUT._replace(trunk=lambda compute: compute())
-    for length in (1.0, 2.0):
-        steps.compute(0, torch.full((1, 3), length), input)
-    assert watch.checked == [(0, [6.0], None)]
 
 
 def test_a_descent_is_in_place_and_watched_from_what_was_before() -> None:

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from worlds import cnn, mlp, ragged_data, train, train_quadratic
+from torch import Tensor, nn
+from worlds import Stock, cnn, mlp, ragged_data, train, train_quadratic
 
 from lfl.callbacks import HyperbolicRegularization, Proximal
 from lfl.client.step import StepInput
+from lfl.engine import LocalPhase
 from lfl.models import Classifier
 
 
@@ -83,3 +84,24 @@ def test_a_step_is_the_gradient_of_each_clients_loss(engine: str, tmp_path: Path
         gradients, losses, _ = step(params.clone(), input)
         torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-14)
         torch.testing.assert_close(losses, 0.5 * (expected * (params - data.centre[clients])).sum(1))
+
+
+class Idle(Stock):
+    """Has a layer that its loss never reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+@pytest.mark.filterwarnings("ignore:No gradient reaches")
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("trace_steps", [False, True])
+def test_a_phase_out_of_the_losss_reach_changes_nothing(engine: str, trace_steps: bool, tmp_path: Path) -> None:
+    phases = [LocalPhase(["spare.*"], epochs=1), LocalPhase(["layers.*"], epochs=1)]
+    vectors = []
+    for local_phases in (phases, phases[1:]):
+        torch.manual_seed(0)
+        options = {"engine": engine, "trace_steps": trace_steps, "local_phases": local_phases, "max_rounds": 1}
+        vectors.append(train([], tmp_path, Idle(), ragged_data(batch_size=100), **options).server.vector)
+    torch.testing.assert_close(vectors[0], vectors[1], rtol=0, atol=1e-12)

@@ -11,7 +11,6 @@ from lfl.client.step import StepFunction, StepInput, StepResult
 from lfl.data.nests import without_riders
 from lfl.engine.graph.record import leaves_of, record
 from lfl.engine.graph.replay import Replay, replay_of
-from lfl.engine.graph.trunk import Split, split
 
 # How far a gradient added by a matrix product may be from the same in two operations, of the largest number.
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
@@ -41,64 +40,41 @@ class TracedStep:
         step: a pure function.
         plain: computes the same, faster where nothing is recorded; None for ``step`` itself.
         patience: how many calls of a shape are computed before it is recorded.
-        trained: which parameters the step is to train [D], on the CPU; None for all.
 
     Attributes:
         has_replayed: whether the last call took no more than a replay: it neither computed nor recorded or compared.
     """
 
-    def __init__(
-        self,
-        step: StepFunction,
-        plain: StepFunction | None = None,
-        patience: int = 0,
-        trained: Tensor | None = None,
-    ) -> None:
-        self._step, self._plain, self._patience, self._trained = step, plain or step, patience, trained
-        self._splits: dict[Any, Split | None] = {}  # of recordings by shape, where layers are frozen
+    def __init__(self, step: StepFunction, plain: StepFunction | None = None, patience: int = 0) -> None:
+        self._step, self._plain, self._patience = step, plain or step, patience
         self._recorded: dict[Any, tuple[Replay, tuple[str, ...]]] = {}  # by shape, with the names of logged values
         self._descents: dict[Any, tuple[Replay, tuple[str, ...]]] = {}  # likewise, with the step of plain SGD
         self._calls: Counter[Any] = Counter()  # of each shape, until it was recorded
         self._replays: Counter[Any] = Counter()  # calls of each recording, the one in which it was made included
         self.has_replayed = False
 
-    @property
-    def may_split(self) -> bool:
-        """Whether recordings are cut in two, where some parameters are frozen."""
-        return self._trained is not None
-
     def __call__(self, params: Tensor, input: StepInput) -> StepResult:
         """The step's result."""
-        trunk, input = input.trunk, input._replace(batch=without_riders(input.batch), trunk=None)
+        input = input._replace(batch=without_riders(input.batch))
         leaves = leaves_of(params, input)
         shape = shape_of(leaves)
         self.has_replayed = False
         if shape not in self._recorded:
             self._calls[shape] += 1
-            # What is kept rounds otherwise: whether it is must not depend on the steps that were taken before.
-            if trunk is None and self._calls[shape] <= self._patience:
+            if self._calls[shape] <= self._patience:
                 return self._plain(params, input)
             recorded, names = self._record(params, input)
-            if self._trained is not None:
-                batch = tree_leaves(input.batch)
-                self._splits[shape] = split(recorded, self._trained, len(batch), tuple(batch[0].shape[:2]))
             self._recorded[shape] = replay_of(recorded), names
             self._is_to_compare(shape)
-            if trunk is None or self._splits[shape] is None:
-                return self._computed(params, input)
-        if trunk is not None and (parts := self._splits[shape]) is not None:
-            kept = trunk(lambda: parts.trunk(*leaves))
-            return self._result(shape, parts.rest(*kept, *leaves))
-        result = self._result(shape, self._recorded[shape][0](*leaves))
+            return self._computed(params, input)
+        replay, names = self._recorded[shape]
+        gradients, losses, *logged = replay(*leaves)
+        result = StepResult(gradients, losses, dict(zip(names, logged, strict=True)))
         if self._is_to_compare(shape):
             _compare(result, self._computed(params, input))
         else:
             self.has_replayed = True
         return result
-
-    def _result(self, shape: Any, results: list[Tensor]) -> StepResult:
-        gradients, losses, *logged = results
-        return StepResult(gradients, losses, dict(zip(self._recorded[shape][1], logged, strict=True)))
 
     def _is_to_compare(self, recording: Any) -> bool:
         """Whether this call of a recording is to be compared: call 1 (where it was made), 2, 4, 8, ..."""
