@@ -90,9 +90,15 @@ class ClientModel:
         for name in dict.fromkeys(features + global_features):
             self._capture(name)
 
-    def copy(self) -> ClientModel:
-        """The same model around a copy of the module: whatever is tried on it leaves no trace in the module."""
-        twin = ClientModel(copy_of(self.module), *self._options, self.layout)
+    def copy(self, with_terms: bool = True) -> ClientModel:
+        """The same model around a copy of the module: whatever is tried on it leaves no trace in the module.
+
+        Args:
+            with_terms: whether its loss has the terms that callbacks add.
+        """
+        autocast, convert, *terms = self._options
+        terms = terms if with_terms else [(), (), (), ()]
+        twin = ClientModel(copy_of(self.module), autocast, convert, *terms, self.layout)
         twin.traits = self.traits
         twin.recorder.directions = self.recorder.directions  # what Metric objects say of themselves
         return twin

@@ -88,7 +88,7 @@ class LocalTraining:
         self._dealer = self.engine  # all processes must deal clients alike, also if one of them leaves its path
 
     def aside(self, work: LocalWork, seed: int, aim: str, path: Path | None = None) -> LocalTraining:
-        """Make a training of other work on a copy of the module, without callbacks.
+        """Make a training of other work on a copy of the module, without callbacks and their terms of the loss.
 
         Args:
             work: the local work of a client.
@@ -96,7 +96,7 @@ class LocalTraining:
             aim: what it is done for, after the module's name in a sentence.
             path: how steps are computed at first; None for the way in which the run's are now.
         """
-        model, path = self._model.copy(), path or self.path
+        model, path = self._model.copy(with_terms=False), path or self.path
         return LocalTraining(model, self._data, work, [], seed, path, self._named, self._trial, aim=aim)
 
     # -- a round ----------------------------------------------------------------------------------------------------

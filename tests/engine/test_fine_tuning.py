@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from worlds import Bystander, Stock, accuracy_of, mlp, ragged_data, train
 
-from lfl.callbacks import ClientEvaluation
+from lfl.callbacks import ClientEvaluation, FedNTD
 from lfl.engine import LocalPhase
 
 
@@ -69,3 +69,14 @@ def test_it_leaves_a_path_that_is_wrong_for_it_alone(tmp_path: Path, recwarn: py
     assert together == pytest.approx(weighted(tmp_path / "alone", "sequential"), abs=1e-12)
     (said,) = (str(warning.message) for warning in recwarn if "without padding" in str(warning.message))
     assert said.startswith("From round 1 on, Weighted in fine-tuning is trained without padding: ")
+
+
+def test_it_knows_no_terms_of_the_loss(tmp_path: Path) -> None:
+    """From the same models: the run moves x by less than its last bit, so that only fine-tuning trains."""
+    found = []
+    for number, stack in enumerate(([], [FedNTD(beta=10.0)])):
+        tuning = ClientEvaluation(1, fine_tune=[LocalPhase(epochs=2, lr=0.2)])
+        phases = [LocalPhase(epochs=1, lr=1e-30)]
+        run = train([*stack, tuning], tmp_path / str(number), max_rounds=1, local_phases=phases)
+        found.append(run.summary.last("personal/val_loss")[0])
+    assert found[0] == found[1]
