@@ -96,9 +96,8 @@ class ClientModel:
         Args:
             with_terms: whether its loss has the terms that callbacks add.
         """
-        autocast, convert, *terms = self._options
-        terms = terms if with_terms else [(), (), (), ()]
-        twin = ClientModel(copy_of(self.module), autocast, convert, *terms, self.layout)
+        options = self._options if with_terms else (*self._options[:2], (), (), (), ())
+        twin = ClientModel(copy_of(self.module), *options, self.layout)
         twin.traits = self.traits
         twin.recorder.directions = self.recorder.directions  # what Metric objects say of themselves
         return twin
