@@ -20,8 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 _VIEWS = {"_flat_weights", "_flat_weights_names", "_flat_weight_refs", "_all_weights"}
-_DEPTH = 5  # of containers in containers
-_MANY = 1000  # entries of a container that are looked at
+_MANY = 20_000  # objects and entries of containers that are looked at, in all that a value holds
 # The two for logs are there while steps are recorded; the rest are views of a recurrent layer's parameters.
 _INTERNAL = frozenset(vars(LightningModule())) | {"log", "log_dict"} | _VIEWS
 _PLAIN = (str, bytes, int, complex, type(None), torch.dtype, torch.device, torch.Size, type)
@@ -42,14 +41,14 @@ class _Held:
     __hash__ = None  # type: ignore[assignment]
 
 
-class _Same:
+class Same:
     """An object that is compared by identity."""
 
     def __init__(self, value: object) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
+        return isinstance(other, Same) and self._value is other._value
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -89,7 +88,7 @@ def values_of(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         owner, _, attribute = name.rpartition(".")
         value = getattr(parts.get(owner), attribute, None)
         # A submodule's own attributes are read by themselves.
-        values[name] = _Same(value) if isinstance(value, nn.Module) else comparable(value)
+        values[name] = Same(value) if isinstance(value, nn.Module) else comparable(value)
     return values
 
 
@@ -103,11 +102,38 @@ def may_change(part: nn.Module, name: str) -> bool:
     return owner is not None and owner.__module__.split(".")[0] not in (*_OPAQUE, "torch", "torchmetrics")
 
 
-def comparable(value: Any, depth: int = _DEPTH) -> Any:
+def comparable(value: Any) -> Any:
     """A value equal to an earlier one of the same object if nothing in it has changed.
 
     Tensors are equal if they are the same object and nobody has written into it; objects, if all that they hold is.
     """
+    return _comparable(value, _Walk())
+
+
+class _Walk:
+    """A walk through all that a value holds: what has been met, and how much may still be looked at."""
+
+    def __init__(self) -> None:
+        self._left, self._met = _MANY, set[int]()
+
+    def enters(self, value: object) -> bool:
+        """Whether to look into a container or an object: once, and while there are not too many."""
+        self._left -= 1
+        if self._left < 0 or id(value) in self._met:
+            return False
+        self._met.add(id(value))
+        return True
+
+    def some(self, entries: Iterable[Any]) -> Iterator[Any]:
+        """Those of the entries that may still be looked at."""
+        for entry in entries:
+            if self._left <= 0:
+                return
+            self._left -= 1
+            yield entry
+
+
+def _comparable(value: Any, walk: _Walk) -> Any:
     if isinstance(value, float):
         return "nan" if math.isnan(value) else value
     if isinstance(value, _PLAIN):
@@ -115,28 +141,31 @@ def comparable(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, Tensor):
         return _Held(value)
     if isinstance(value, np.ndarray):
-        return value.shape, str(value.dtype), value.tobytes() if value.dtype != object else _Same(value)
+        return value.shape, str(value.dtype), value.tobytes() if value.dtype != object else Same(value)
     if isinstance(value, np.generic):
         return repr(value)
     if isinstance(value, itertools.count):
         return repr(value)
-    if not depth:
-        return _Same(value)
-    if isinstance(value, Mapping):
-        entries = list(value.items())[:_MANY]
-        return len(value), [(comparable(k, depth - 1), comparable(v, depth - 1)) for k, v in entries]
-    if isinstance(value, list | tuple | deque):
-        return len(value), [comparable(entry, depth - 1) for entry in list(value)[:_MANY]]
-    if isinstance(value, set | frozenset):
-        return len(value), sorted(repr(entry) for entry in value)[:_MANY]
     if isinstance(value, types.MethodType):
-        return _Same(value.__func__), _Same(value.__self__)
-    if depth == 1:  # what it holds is gathered anew each time, and could not be compared by identity
-        return _Same(value)
+        return Same(value.__func__), Same(value.__self__)
+    if not walk.enters(value):
+        return Same(value)
+    if isinstance(value, Mapping):
+        return _entries_of(value, walk)
+    if isinstance(value, list | tuple | deque):
+        return len(value), [_comparable(entry, walk) for entry in walk.some(value)]
+    if isinstance(value, set | frozenset):
+        return len(value), sorted(repr(entry) for entry in walk.some(value))
     if isinstance(value, functools.partial):
-        return _Same(value), comparable((value.func, value.args, value.keywords), depth - 1)
+        parts = value.func, *value.args, *value.keywords.values()
+        return Same(value), [_comparable(part, walk) for part in parts]
     held = {} if _is_opaque(value) else _held_by(value)
-    return _Same(value) if not held else (_Same(value), comparable(held, depth - 1))
+    # What it holds is gathered anew each time, and could not be compared by identity.
+    return Same(value) if not held else (Same(value), _entries_of(held, walk))
+
+
+def _entries_of(value: Mapping[Any, Any], walk: _Walk) -> Any:
+    return len(value), [(_comparable(k, walk), _comparable(v, walk)) for k, v in walk.some(value.items())]
 
 
 def _held_by(value: object) -> dict[str, Any]:
@@ -152,10 +181,12 @@ def _is_opaque(value: object) -> bool:
 
 
 def _content(tensor: Tensor) -> tuple[Any, ...]:
-    # Both, since writes through `.data` are not counted, nor those to tensors of inference mode, and a sum may stay.
+    # All, since writes through `.data` are not counted, nor those to tensors of inference mode, and a sum may stay; the
+    # last one changes where entries change places.
     version = 0 if tensor.is_inference() else tensor._version
     try:
         numbers = tensor.detach().double().flatten()
-        return version, repr(float(numbers.sum())), repr(float(numbers @ numbers))
+        places = torch.arange(len(numbers), dtype=numbers.dtype, device=numbers.device)
+        return version, *(repr(float(total)) for total in (numbers.sum(), numbers @ numbers, numbers @ places))
     except (RuntimeError, NotImplementedError):  # without numbers: sparse, on no device, or left over from vmap
         return (version,)

@@ -135,7 +135,9 @@ class ClientModel:
 
         Parameters that the loss does not reach get zeros too, and are named in ``missing``.
         """
-        if self.traits.needs_backward:
+        if not self._receiving:  # all that is trained in this phase is frozen in this round
+            found: tuple[Tensor | None, ...] = ()
+        elif self.traits.needs_backward:
             found = self._accumulated(loss)
         else:
             found = torch.autograd.grad(loss, self._receiving, allow_unused=True)
@@ -204,13 +206,6 @@ class ClientModel:
             # A step may have put another tensor in its place.
             owner, _, leaf = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[leaf] = own
-
-    def load_frozen(self, other: ClientModel) -> None:
-        """Copy the parameters that are no part of the vectors from the model of which this one is a copy."""
-        there = dict(other.module.named_parameters())
-        for name, own in self.module.named_parameters():
-            if name not in self.layout.slices and not torch.equal(own, there[name]):
-                own.data.copy_(there[name])
 
     def load(self, vector: Tensor, buffers: Tensor, counters: list[Tensor]) -> None:
         """Make the module one model: its parameters views of ``vector`` [D], its buffers copies of these."""

@@ -76,6 +76,7 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
     generators, surroundings = HostGenerators(*module.modules()), Surroundings(module)
     reads: set[str] = set()
     read_attributes: set[str] = set()
+    of_classes: set[str] = set()
     if _reads_index(module.training_step):
         reads.add(INDEX)
     around = surroundings.snapshot()
@@ -87,13 +88,13 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
             with (
                 client_random(key) as random,
                 ValueReads() as values,
-                _watched_attributes(module, read_attributes),
+                _watched_attributes(module, read_attributes, of_classes),
             ):
                 model.recorder.start()
                 loss = model.run_step(batch, index)
             moved, logged = generators.moved_since(before), tuple(model.recorder.metrics)
             changed = _changed(attributes, _held(module))
-            changed_outside = _changed(outside, surroundings.state())
+            changed_outside = [*_changed(outside, surroundings.state()), *sorted(of_classes)]
             changed_buffers = [n for n, b in module.named_buffers() if n not in buffers or not _equal(b, buffers[n])]
             changed_parameters = [n for n, p in module.named_parameters() if not _equal(p, parameters[n])]
             missing, needs_backward = _without_gradient(model, loss, lambda: model.run_step(batch, index))
@@ -221,18 +222,24 @@ def _watched_clock(reads: set[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _watched_attributes(module: nn.Module, seen: set[str]) -> Iterator[None]:
-    """Note which of the module's own attributes are read, by giving its parts a class that tells."""
+def _watched_attributes(module: nn.Module, seen: set[str], written: set[str]) -> Iterator[None]:
+    """Note which of the module's own attributes are read, and which of its classes are written to.
+
+    Its parts get classes that tell, and that take what a step writes by ``type(self).steps += 1``.
+    """
     parts = [(prefix, part, type(part)) for prefix, part in module.named_modules()]
     for prefix, part, kind in parts:
         try:
             part.__class__ = _telling(kind, prefix, seen)
         except TypeError:  # a class of C code, or with slots: everything may be read
             seen |= {f"{prefix}.{name}" if prefix else name for name in vars(part) if may_change(part, name)}
+    at_first = [set(vars(type(part))) for _, part, _ in parts]
     try:
         yield
     finally:
-        for _, part, kind in parts:
+        for (_, part, kind), told in zip(parts, at_first, strict=True):
+            if type(part) is not kind:
+                written |= {f"{kind.__name__}.{name}" for name in vars(type(part)) if name not in told}
             part.__class__ = kind
     own = dict(module.named_modules())
     seen -= {name for name in seen if not may_change(own[name.rpartition(".")[0]], name.rpartition(".")[2])}

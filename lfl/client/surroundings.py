@@ -9,6 +9,7 @@ import copy
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -68,6 +69,15 @@ class Surroundings:
             if _get(owner, key) is not value:
                 _set(owner, key, value)
             _refill(value, content)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put back what was in each place, whatever happens in between."""
+        around = self.snapshot()
+        try:
+            yield
+        finally:
+            self.restore(around)
 
     def _add(self, function: Any, depth: int) -> None:
         """Add the globals and the closure of a function, and of the functions that it calls by name."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lfl.aggregation import Server
 from lfl.client.rates import LearningRates
+from lfl.client.surroundings import Surroundings
 from lfl.client.work import LocalPhase, LocalWork
 from lfl.engine.training import LocalTraining
 from lfl.generators import HostGenerators
@@ -56,8 +57,10 @@ class EngineFineTuner:
         aside.totals = RoundSums()
         aside.reported = []
         aside.metrics = {}
-        # The sequential engine seeds the global generators for every client; put them back afterwards.
-        with HostGenerators(*engine.model.module.modules()).kept():
+        # Steps may draw from the global generators, which the sequential engine seeds for every client, and change what
+        # lies outside of the module; all is put back afterwards.
+        module = engine.model.module
+        with HostGenerators(*module.modules()).kept(), Surroundings(module).kept():
             for cohort in training.cohorts(aside, self._server.buffers, self._server.counters):
                 # `ids` ascend, so that a search finds each trained client's row.
                 rows = torch.searchsorted(ids, cohort.ids).to(params.device)
@@ -67,16 +70,13 @@ class EngineFineTuner:
                     params[rows] = cohort.values
 
     def _current(self) -> LocalTraining:
-        """A training like the run's of the moment, on a copy of the module as it is now."""
-        aside, is_like_the_run = self._aside, self._generation == self._training.generation
-        if aside is not None and is_like_the_run and aside.engine.steps.are_recorded:
-            # Recordings are worth keeping. What they read of the module besides is the same, or there would be another
-            # generation.
-            aside.engine.model.load_buffers(self._server.buffers, self._server.counters)
-            aside.engine.model.load_frozen(self._training.engine.model)
-            return aside
+        """A training like the run's of the moment, on a copy of the module as it is now.
+
+        A new copy each time, whose steps are recorded anew: a module may hold its state anywhere.
+        """
+        was_like_the_run = self._generation == self._training.generation
+        left = self._aside.path if self._aside is not None and was_like_the_run else None
         self._generation = self._training.generation
         engine = self._training.engine
         work = LocalWork(self._phases, sampling=engine.work.sampling)
-        path = aside.path if aside is not None and is_like_the_run else None  # a path that was left stays left
-        return self._training.aside(work, derive_seed(engine.seed, "fine-tune"), " in fine-tuning", path)
+        return self._training.aside(work, derive_seed(engine.seed, "fine-tune"), " in fine-tuning", left)

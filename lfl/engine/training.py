@@ -13,7 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lfl.callback import FederatedCallback, overrides
-from lfl.client.attributes import flags_of, values_of
+from lfl.client.attributes import Same, flags_of, values_of
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.rates import LearningRates
@@ -234,8 +234,11 @@ class LocalTraining:
         traits = self._model.traits
         read = set(traits.read_attributes) - set(traits.changed_attributes)
         module = self._model.module
+        # Recordings hold the tensors themselves. (Buffers are written into those that were there at first.)
+        columns = self._model.layout.slices
+        frozen = {f"{n} itself": Same(p) for n, p in module.named_parameters() if n not in columns}
         outside = {n: v for n, v in self._surroundings.state().items() if n not in traits.changed_outside}
-        return {"outside": outside, **values_of(module, read), **flags_of(module)}
+        return {"outside": outside, **frozen, **values_of(module, read), **flags_of(module)}
 
     def _probe(self) -> Any:
         # One batch is enough for the plain path, which is right whatever the step does.

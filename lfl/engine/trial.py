@@ -15,7 +15,7 @@ from lfl.data.base import FederatedData
 from lfl.randomness import client_keys, random_bits, uniform
 
 _CLIENTS = 4
-_SOUGHT = 128  # examples among which one is sought that is longer than others
+_SOUGHT = 1024  # examples among which one is sought that is longer than others
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ class VectorizedEngine(LocalEngine):
 
     @override
     def place(self, cohort: Cohort) -> None:
-        pass
+        # The same for all of them, and the module's own already, but maybe in other tensors: recordings know the first.
+        self.model.load_buffers(cohort.buffers[0], [rows[0] for rows in cohort.counters])
 
     @override
     def collect(self, cohort: Cohort) -> None:

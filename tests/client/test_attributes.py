@@ -1,5 +1,6 @@
 """What a module holds, as values that tell whether it has changed."""
 
+import types
 from collections import Counter, deque
 from typing import Any
 
@@ -72,3 +73,45 @@ def test_flags_are_modes_and_what_is_trained() -> None:
     flags = flags_of(module)
     assert [name for name, flag in flags.items() if flag is False][:2] == ["1.training", "0.bias.requires_grad"]
     assert [name for name, flag in flags.items() if flag != before[name]] == ["0.weight.hooks", "1.hooks"]
+
+
+def test_it_sees_what_lies_deep_late_or_in_another_order() -> None:
+    def deep() -> Any:
+        config = types.SimpleNamespace()
+        node = config
+        for _ in range(8):
+            node.below = types.SimpleNamespace()
+            node = node.below
+        return config, lambda: setattr(node, "rate", 1.0)
+
+    def late() -> Any:
+        rates = [0.1] * 5000
+        return rates, lambda: rates.__setitem__(4900, 0.2)
+
+    def permuted() -> Any:
+        tensor = torch.arange(6.0)
+        return tensor, lambda: tensor.numpy().__setitem__(slice(0, 2), [1.0, 0.0])
+
+    def taught() -> Any:
+        teacher = [nn.Sequential(nn.Sequential(nn.Linear(2, 2)))]
+        return teacher, lambda: teacher[0][0][0].weight.data.add_(1.0)
+
+    def circle() -> Any:
+        one = types.SimpleNamespace(value=1)
+        one.other = types.SimpleNamespace(first=one, value=2)
+        return one, lambda: setattr(one.other, "value", 3)
+
+    for make in (deep, late, permuted, taught, circle):
+        value, change = make()
+        before = comparable(value)
+        assert comparable(value) == before, make
+        change()
+        assert comparable(value) != before, make
+
+
+def test_so_much_as_cannot_be_looked_at_is_compared_as_far_as_it_can() -> None:
+    many = [types.SimpleNamespace(number=number) for number in range(50_000)]
+    before = comparable(many)
+    assert comparable(many) == before
+    many[10].number = -1
+    assert comparable(many) != before

@@ -1,5 +1,7 @@
 """A copy of a module shares nothing that a step can change."""
 
+import functools
+import math
 import threading
 from typing import Any
 
@@ -42,37 +44,67 @@ def test_a_step_of_the_copy_leaves_no_trace() -> None:
     assert twin.lock is module.lock
 
 
-def test_frozen_numbers_are_shared_until_they_are_written_to() -> None:
+def test_frozen_numbers_are_its_own() -> None:
+    """Also where the module holds a view of their memory, by which it writes."""
     module = Net()
-    before = module.second.weight.clone()
-    for write in (
-        lambda weight: weight.data.mul_(2),
-        lambda weight: weight.numpy().fill(3),
-        lambda weight: weight.view(-1)[1:].zero_(),
-        lambda weight: nn.init.ones_(weight),
-    ):
-        twin = copy_of(module)
-        assert torch._C._is_cow_tensor(twin.second.weight)
-        twin.second(torch.ones(1, 2))
-        assert torch._C._is_cow_tensor(twin.second.weight)
-        assert torch.equal(twin.second.weight, before)
-        write(twin.second.weight)
-        assert torch.equal(module.second.weight, before)
-        assert not torch.equal(twin.second.weight, before)
+    module.second.weight.data = torch.from_numpy(np.ones((2, 2), np.float32))
+    module.view = module.second.weight.numpy()
     twin = copy_of(module)
-    module.second.weight.data.add_(1)
-    assert torch.equal(twin.second.weight, before)
+    twin.second.weight.data.mul_(2)
+    assert module.second.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    module.view[:] = 3
+    assert module.second.weight.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    assert twin.second.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
     twin.second.requires_grad_(True)
     assert not module.second.weight.requires_grad
 
 
-def test_frozen_numbers_in_foreign_memory_are_copied() -> None:
-    module = Net()
-    module.second.weight.data = torch.from_numpy(np.ones((2, 2), np.float32))
+class Functions(LightningModule):
+    """Reaches its parameters by functions that it holds in all sorts of places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("shift", torch.tensor(10.0))
+        scale, shift = self.scale, self.shift
+
+        def doubled() -> Tensor:
+            return 2 * self.scale
+
+        self.by_closure = lambda: scale + shift
+        self.by_name = {"self": lambda: self.scale, "others": [(lambda: doubled() + 1,)]}
+        self.by_partial = functools.partial(torch.mul, self.scale, other=3)
+        self.by_default = lambda value=scale: value * 4
+        self.lock = threading.Lock()  # cannot be copied; shares nothing else
+
+    def found(self) -> list[float]:
+        first, (second,) = self.by_name["self"], self.by_name["others"][0]
+        functions = self.by_closure, first, second, self.by_partial, self.by_default
+        return [function().item() for function in functions]
+
+
+def test_functions_of_the_copy_reach_the_copy() -> None:
+    module = Functions()
     twin = copy_of(module)
-    twin.second.weight.data.mul_(2)
-    assert module.second.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert twin.second.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    twin.scale.data.fill_(1.0)
+    twin.shift.zero_()
+    assert module.found() == [12.0, 2.0, 5.0, 6.0, 8.0]
+    assert twin.found() == [1.0, 1.0, 3.0, 3.0, 4.0]
+    (gradient,) = torch.autograd.grad(twin.by_name["others"][0][0](), twin.scale)
+    assert gradient.item() == 2.0
+
+
+def test_functions_that_know_nothing_of_the_module_and_circles_stay_what_they_are() -> None:
+    def forever() -> Any:
+        return forever
+
+    module = Functions()
+    module.forever, module.sine, module.circle = forever, [math.sin, abs], []
+    module.circle.append(module.circle)
+    twin = copy_of(module)
+    assert twin.forever is forever
+    assert twin.sine == [math.sin, abs]
+    assert twin.circle[0] is twin.circle
 
 
 def test_it_has_the_trainer_and_a_step_that_was_put_there() -> None:

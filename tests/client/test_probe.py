@@ -139,3 +139,13 @@ def test_two_steps_are_seen_together() -> None:
         StepTraits(reads=("b",), without_gradient=("v",)),
     )
     assert one | other == StepTraits(reads=("a", "b"), without_gradient=("v",))
+
+
+def test_what_is_written_to_the_class_is_seen_and_dropped() -> None:
+    def step(self: Base, batch: Tensor, batch_idx: int) -> Tensor:
+        type(self).steps = getattr(type(self), "steps", 0) + 1
+        return self.loss(batch)
+
+    module, traits = seen_of(step)
+    assert traits.changed_outside == ("Net.steps",)
+    assert not hasattr(type(module), "steps")

@@ -8,7 +8,7 @@ import torch
 from contract.brought import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
-from worlds import equal_data, ragged_data, train
+from worlds import Bystander, equal_data, ragged_data, train
 
 from lfl.callbacks import ClientEvaluation
 from lfl.client.work import LocalPhase
@@ -283,3 +283,121 @@ def test_fine_tuning_reads_buffers_as_they_are(trace_steps: bool, tmp_path: Path
         x, y = data.gather_test(positions[client : client + 1, : sizes[client]])
         total += F.cross_entropy(plain(x[0]), y[0], reduction="sum").item()
     assert found["sequential"] == pytest.approx(total / int(sizes.sum()), abs=1e-12)
+
+
+class Swapped(Net):
+    """Another object takes the place of one that recordings may know, in a round that is not compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale + self.shift
+
+
+class SwappedParameter(Swapped):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 4:
+            self.scale = nn.Parameter(torch.full_like(self.scale, 3.0), requires_grad=False)
+
+
+class SwappedBuffer(Swapped):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 4:
+            self.shift = self.shift + torch.tensor([3.0, 0.0, 0.0, -3.0])
+
+
+@pytest.mark.parametrize("kind", [SwappedParameter, SwappedBuffer])
+def test_what_hooks_put_in_the_place_of_a_frozen_number_is_read(kind: type[Net], tmp_path: Path) -> None:
+    vectors = []
+    for number, options in enumerate(({"trace_steps": False}, {"trace_steps": True}, {"engine": "vectorized"})):
+        torch.manual_seed(0)
+        options = {"trace_steps": True, "max_rounds": 6, "precision": "64-true", **options}
+        run = train([], tmp_path / str(number), kind(), equal_data(), participation=everyone(), **options)
+        vectors.append(run.server.vector)
+    for vector in vectors[1:]:
+        torch.testing.assert_close(vector, vectors[0], rtol=0, atol=1e-12)
+
+
+class Late(Net):
+    """Holds a factor of its loss that is changed after the round's training, before fine-tuning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.teachers = 1.0, [nn.Linear(1, 1)]
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().loss(logits, y) * self.factor * self.teachers[0].weight.detach().mean()
+
+
+class After(Bystander):
+    """Changes it, and what a list holds."""
+
+    def on_server_step(self, round: Any) -> None:
+        module = self.run.model.module
+        module.factor = module.factor * 0.5
+        module.teachers[0].weight.data.fill_(float(round.number))
+
+
+@pytest.mark.parametrize("options", [{"trace_steps": True}, {"engine": "vectorized", "trace_steps": True}])
+def test_fine_tuning_sees_what_changed_since_the_round_was_trained(options: Any, tmp_path: Path) -> None:
+    found = []
+    for number, others in enumerate(({"trace_steps": False}, options)):
+        torch.manual_seed(0)
+        module = Late()
+        module.teachers[0].weight.data.fill_(1.0)
+        evaluation = ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase()])
+        data = equal_data()
+        run = train([After(), evaluation], tmp_path / str(number), module, data, max_rounds=3, **others)
+        found.append((run.summary.last("personal/val_loss")[0], run.server.vector))
+    assert found[1][0] == pytest.approx(found[0][0], abs=1e-12)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-12)
+
+
+COUNTED = {"steps": 0}
+
+
+class Counting(Net):
+    """Counts its steps outside of the module, and lets its loss depend on them."""
+
+    taken = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        COUNTED["steps"] += 1
+        type(self).taken += 1
+        return super().training_step(batch, batch_idx) / (1 + COUNTED["steps"] + type(self).taken)
+
+
+@pytest.mark.filterwarnings("ignore:Counting is trained one client at a time")
+def test_steps_of_trials_and_of_fine_tuning_are_not_counted(tmp_path: Path) -> None:
+    vectors = []
+    for number, evaluations in enumerate(([], [ClientEvaluation(every_n_rounds=1, fine_tune=[LocalPhase()])])):
+        torch.manual_seed(0)
+        COUNTED["steps"], Counting.taken = 0, 0
+        options = {"engine": "auto", "max_rounds": 2, "participation": everyone()}
+        run = train(evaluations, tmp_path / str(number), Counting(), equal_data(), **options)
+        assert (COUNTED["steps"], Counting.taken) == (2 * 8 * 3, 2 * 8 * 3)
+        vectors.append(run.server.vector)
+    assert torch.equal(*vectors)
+
+
+class FrozenHead(Net):
+    def on_train_epoch_start(self) -> None:
+        self.layers[3].requires_grad_(self.current_epoch != 0)
+
+
+@pytest.mark.parametrize("trace_steps", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_phase_of_which_all_is_frozen_changes_nothing(engine: str, trace_steps: bool, tmp_path: Path) -> None:
+    """The head's phase, in the first round; fine-tuning in it likewise."""
+    torch.manual_seed(0)
+    module = FrozenHead()
+    head = module.layers[3].weight.detach().clone().double()
+    phases = [LocalPhase(["layers.3.*"], epochs=1), LocalPhase(["layers.1.*"], epochs=1)]
+    evaluation = ClientEvaluation(every_n_rounds=1, fine_tune=phases[:1])
+    options = {"engine": engine, "trace_steps": trace_steps, "local_phases": phases, "max_rounds": 1}
+    run = train([evaluation], tmp_path, module, equal_data(), check_val_every_n_rounds=1, **options)
+    assert torch.equal(module.layers[3].weight, head)
+    assert run.summary.last("personal/val_loss")[0] == pytest.approx(run.summary.last("val_loss")[0], abs=1e-12)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from lightning import Trainer
 from torch import Tensor
+from torch.multiprocessing.reductions import shared_cache
 from torch.utils.data import Dataset
 
 from lfl.data import DatasetSource, FederatedDataModule, IIDPartitioner
@@ -51,6 +52,13 @@ class Deadly(Numbers):
         if i == 7 and multiprocessing.parent_process() is not None:
             os._exit(3)
         return super().__getitem__(i)
+
+
+class Wide(Numbers):
+    """Two of these are sent in shared memory."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.full((2**17,), float(i)), i
 
 
 def store_of(data: Dataset[Any], workers: int = 2) -> DatasetStore:
@@ -263,3 +271,13 @@ def test_a_script_that_ends_in_the_midst_of_a_plan_ends() -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_nothing_is_left_of_batches_that_came_in_shared_memory() -> None:
+    """Small things that stay among large ones keep memory from being used again."""
+    store = store_of(Wide(), workers=1)
+    places = torch.arange(60).reshape(30, 1, 2)
+    for number, (values, _) in enumerate(store.batches((place, place) for place in places)):
+        assert values[0, :, 0].tolist() == [2 * number, 2 * number + 1]
+        assert len(shared_cache) <= 2
+    store._workers.close()
