@@ -449,6 +449,8 @@ class FederatedTrainer(LightningFacade):
         loop = FederatedLoop(run)
         done = run.progress.round
         self.display.message(run.headline)
+        if done:
+            self.display.message(f"Going on after round {done}, from {self.ckpt_path}.")
         if run.engine.steps.compiles:
             self.display.message("The first rounds compile the local step, for seconds per shape of batch.")
         if done >= run.max_rounds:
@@ -494,7 +496,7 @@ class FederatedTrainer(LightningFacade):
             client_model, data, lightning = self._prepare(model, datamodule, stage)
             builder = RunBuilder(self._settings, self.stack, client_model, data, self._processes, lightning)
             if not builder.evaluator.can(stage):
-                raise ValueError(f"{type(model).__name__} has no step for `{stage}`.")
+                raise ValueError(f"{type(model).__name__} has no step for `{stage}`: define `{stage}_step`.")
             if state is not None:
                 load_weights(model, state, path)
             self._evaluated = builder.server

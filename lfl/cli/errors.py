@@ -163,7 +163,9 @@ def _wrong_value(key: str, value: str, text: str, types: list[str]) -> str:
     if "not correspond to a subclass" in text:
         return f"`{key}`: {value} is not a {text.rpartition(' ')[2]}"
     if "has no attribute" in text:
-        return f"`{key}`: {text}{_near(value.rpartition('.')[2], _known_classes())}"
+        module, _, name = value.rpartition(".")
+        there = vars(sys.modules[module]) if module in sys.modules else _known_classes()  # what its own file has
+        return f"`{key}`: {text}{_near(name, [other for other in there if not other.startswith('_')])}"
     if text.startswith("Expected a dot import path") and not {"int", "float"} & set(types):
         bases = " or ".join(kind for kind in types if kind not in _WORDS) or "class"
         hint = _near(value, _known_classes()) or "; a class of your own needs its import path"

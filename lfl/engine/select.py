@@ -289,7 +289,8 @@ class _Chooser:
             return path
         reason = why_not_padded(self.model, self.trial)
         if reason is not None:
-            rank_zero_info(f"Batches of {type(self.model.module).__name__} are not padded to one length: {reason}.")
+            name = type(self.model.module).__name__
+            rank_zero_info(f"Batches of {name} are not padded to one length, which would be faster: {reason}.")
             return path
         # Padded batches have few shapes, as even ones have: each shape is recorded, which takes as long as many steps.
         return replace(path, padded_width=min(data.batch_size, int(data.client_sizes.max())), descents=ALL)

@@ -174,13 +174,16 @@ class Report:
         without = f" {_count(len(left_out), f'{kinds} run')} not counted." if left_out else ""
         direction = {1: "the highest", -1: "the lowest"}.get(direction_of(self.metric))
         best = f" Best: {direction} of all evaluations." if direction else ""
+        over = ""
+        if self.metric.startswith("val_"):
+            over = " It is of the test set, unless data.val_fraction holds out a share of the training examples."
         said = [
-            f"{self.metric}.{best} Last tenth: the mean of the last tenth of the evaluations.{spread}{without}",
+            f"{self.metric}.{over}{best} Last tenth: the mean of the last tenth of the evaluations.{spread}{without}",
             "Bytes are those of all clients together, as the ledger counted them; 1 MB is 10⁶ bytes.",
         ]
         if METHOD in self.comparison.names and self.comparison.shared.get(WEIGHTING) == "auto":
             said.append(
-                "All weigh clients by `weighting: auto`: each method as it is stated, so that methods may differ in "
+                "All weigh clients by weighting: auto: each method as it is stated, so that methods may differ in "
                 "it. The first line that a run prints says what it came to."
             )
         if self.targets:
@@ -198,7 +201,18 @@ class Report:
             for is_finished, did in ((True, "did not log"), (False, "has not logged so far:"))
             if (names := [self._name(run) for run in lacking if run.is_finished is is_finished])
         ]
-        return [*self.comparison.notes, *without]
+        return [*self.comparison.notes, *without, *filter(None, map(self._out_of_reach, self.targets))]
+
+    def _out_of_reach(self, target: Target) -> str:
+        """A remark on a target that no run has reached, as one in percent of a share; empty for others."""
+        metric, sign = target.metric, target.direction
+        found = [
+            sign * float(run.metrics[metric].mul(sign).max()) for run in self.comparison.runs if metric in run.metrics
+        ]
+        closest = max((value for value in found if value == value), key=lambda value: sign * value, default=None)
+        if closest is None or sign * closest >= sign * target.value:
+            return ""
+        return f"No run has reached {target}; the closest came to {closest:.4g}."
 
     @property
     def run_rows(self) -> list[tuple[str, str, str, str]]:

@@ -1,5 +1,6 @@
 """What a resumed run may change, what it may not, and that it goes on as if never interrupted."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_raised_max_rounds_equals_the_unbroken_run(world: World, method: tuple[s
 def test_a_finished_run_has_nothing_to_do(world: World):
     world.fit()
     out = world.fit("--ckpt_path=last")
+    assert re.search(r"\nGoing on after round 2, from \S*runs/run_000/checkpoints/last\.ckpt\.\n", out)
     assert "Nothing to do: round 2 of `max_rounds=2` is done; raise `trainer.max_rounds` to go on.\n" in out
     assert "val_acc" in out.partition("Nothing to do")[2]  # the table
     assert world.metrics(1) == world.metrics(0)

@@ -23,6 +23,18 @@ def test_the_head_says_what_was_compared_and_what_is_shared(tmp_path: Path) -> N
     assert report.metrics == ["val_acc", "train/loss"]
     assert report.axes == ["round", "mb", "mb_up", "mb_down", "sim", "seconds"]
     assert len(report.explanations) == 3
+    assert "It is of the test set" in report.explanations[0]
+
+
+def test_a_target_that_nobody_reached_is_remarked_on(tmp_path: Path) -> None:
+    """As one in percent of a share."""
+    report = report_of(make_comparison(tmp_path), ("val_acc=80", "val_acc=0.1", "train/loss=0.0001"))
+    best = max(run.metrics["val_acc"].max() for run in report.comparison.runs)
+    least = min(run.metrics["train/loss"].min() for run in report.comparison.runs)
+    assert [note for note in report.notes if "has reached" in note] == [
+        f"No run has reached val_acc ≥ 80; the closest came to {best:.4g}.",
+        f"No run has reached train/loss ≤ 0.0001; the closest came to {least:.4g}.",
+    ]
 
 
 @pytest.mark.parametrize(("weightings", "is_said"), [(("auto", "auto"), True), (("uniform", "uniform"), False)])
@@ -33,8 +45,8 @@ def test_a_weighting_that_each_method_chooses_is_said(
         config = config_of(callbacks=callbacks)
         config["trainer"]["aggregator"] = {"class_path": "MeanAggregator", "init_args": {"weighting": weighting}}
         make_run(tmp_path / name, config=config)
-    assert any("`weighting: auto`" in line for line in report_of(tmp_path).explanations) == is_said
-    assert not any("`weighting: auto`" in line for line in report_of(tmp_path / "a").explanations)
+    assert any("weighting: auto" in line for line in report_of(tmp_path).explanations) == is_said
+    assert not any("weighting: auto" in line for line in report_of(tmp_path / "a").explanations)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ function layout(x, y, more = {}) {
     margin: { l: 8, r: 8, t: 8, b: 8, pad: 2 },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text"), size: 12 } },
     dragmode: isNarrow() ? false : "zoom",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--dim"), activecolor: colour("--text") },
     ...more, xaxis: axis(x, more.xaxis), yaxis: axis(y, more.yaxis),
   };
 }
