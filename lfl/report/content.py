@@ -206,13 +206,11 @@ class Report:
     def _out_of_reach(self, target: Target) -> str:
         """A remark on a target that no run has reached, as one in percent of a share; empty for others."""
         metric, sign = target.metric, target.direction
-        found = [
-            sign * float(run.metrics[metric].mul(sign).max()) for run in self.comparison.runs if metric in run.metrics
-        ]
-        closest = max((value for value in found if value == value), key=lambda value: sign * value, default=None)
-        if closest is None or sign * closest >= sign * target.value:
+        runs = [run for run in self.comparison.runs if metric in run.metrics]
+        bests = [best for run in runs if (best := float(run.metrics[metric].mul(sign).max())) == best]  # not NaN
+        if not bests or max(bests) >= sign * target.value:
             return ""
-        return f"No run has reached {target}; the closest came to {closest:.4g}."
+        return f"No run has reached {target}; the closest came to {sign * max(bests):.4g}."
 
     @property
     def run_rows(self) -> list[tuple[str, str, str, str]]:

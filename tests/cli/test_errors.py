@@ -145,6 +145,11 @@ CLIENTS = "--trainer.participation.clients_per_round"
             "--trainer.callbacks+=lfl.callbacks.Proximl",
             "`trainer.callbacks`: module 'lfl.callbacks' has no attribute 'Proximl'; did you mean `Proximal`?",
         ),
+        # Names of the file that was named, though another one of lfl (`Sign`) is nearer.
+        (
+            "--trainer.callbacks+=personal_toy.Simn",
+            "`trainer.callbacks`: module 'personal_toy' has no attribute 'Simn'.",
+        ),
         ("--trainer.callbacks+=EarlyStopping", "`trainer.callbacks`: EarlyStopping needs `monitor`."),
         ("--trainer.max_epochs=3", "unknown argument `--trainer.max_epochs`: use `max_rounds`: to a LightningModule"),
         ("--trainer.callbacks+=RichProgressBar", "`callbacks` has a RichProgressBar, which has no meaning here: lfl"),
