@@ -13,7 +13,9 @@ from lfl.client.recorder import LoggedSum
 from lfl.client.schedule import BatchPlan
 from lfl.round import Cohort
 
-_KEPT_STEPS = 256  # steps whose values are kept before they are summed: bounds the memory they hold
+# Steps whose values are kept before they are summed. Few: small things that stay keep the memory of the large ones
+# around them, batches and gradients, from being joined and used again.
+_KEPT_STEPS = 32
 
 
 class StepLogs:
