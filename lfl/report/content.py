@@ -174,11 +174,11 @@ class Report:
         without = f" {_count(len(left_out), f'{kinds} run')} not counted." if left_out else ""
         direction = {1: "the highest", -1: "the lowest"}.get(direction_of(self.metric))
         best = f" Best: {direction} of all evaluations." if direction else ""
-        over = ""
+        named = f"{self.metric}."
         if self.metric.startswith("val_"):
-            over = " It is of the test set, unless data.val_fraction holds out a share of the training examples."
+            named = f"{self.metric} is of the test set, unless data.val_fraction holds out some training examples."
         said = [
-            f"{self.metric}.{over}{best} Last tenth: the mean of the last tenth of the evaluations.{spread}{without}",
+            f"{named}{best} Last tenth: the mean of the last tenth of the evaluations.{spread}{without}",
             "Bytes are those of all clients together, as the ledger counted them; 1 MB is 10⁶ bytes.",
         ]
         if METHOD in self.comparison.names and self.comparison.shared.get(WEIGHTING) == "auto":

@@ -23,7 +23,7 @@ def test_the_head_says_what_was_compared_and_what_is_shared(tmp_path: Path) -> N
     assert report.metrics == ["val_acc", "train/loss"]
     assert report.axes == ["round", "mb", "mb_up", "mb_down", "sim", "seconds"]
     assert len(report.explanations) == 3
-    assert "It is of the test set" in report.explanations[0]
+    assert "val_acc is of the test set" in report.explanations[0]
 
 
 def test_a_target_that_nobody_reached_is_remarked_on(tmp_path: Path) -> None:
