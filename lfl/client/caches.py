@@ -59,22 +59,17 @@ def _made_once(twin: ClientModel, batch: Any, key: Tensor) -> dict[str, Tensor]:
     """The tensors that a first step puts where nothing was, and that a second one does not touch."""
     module = twin.module
     before = dict(attributes_of(module))
-    surroundings = Surroundings(module)
-    around = surroundings.snapshot()
-    try:
-        with HostGenerators(*module.modules()).kept(), twin.recording(), client_random(key):
-            twin.recorder.start()
-            twin.run_step(batch, 0)
-            made = {
-                name: value
-                for name, value in attributes_of(module)
-                if isinstance(value, Tensor) and not value.requires_grad and before.get(name) is None
-            }
-            versions = {name: value._version for name, value in made.items()}
-            twin.run_step(tree_map(lambda x: x[: -(-len(x) // 2)] if isinstance(x, Tensor) else x, batch), 1)
-            after = dict(attributes_of(module))
-    finally:
-        surroundings.restore(around)
+    with Surroundings(module).kept(), HostGenerators(*module.modules()).kept(), twin.recording(), client_random(key):
+        twin.recorder.start()
+        twin.run_step(batch, 0)
+        made = {
+            name: value
+            for name, value in attributes_of(module)
+            if isinstance(value, Tensor) and not value.requires_grad and before.get(name) is None
+        }
+        versions = {name: value._version for name, value in made.items()}
+        twin.run_step(tree_map(lambda x: x[: -(-len(x) // 2)] if isinstance(x, Tensor) else x, batch), 1)
+        after = dict(attributes_of(module))
     return {n: v for n, v in made.items() if after.get(n) is v and v._version == versions[n]}
 
 

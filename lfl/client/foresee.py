@@ -67,11 +67,8 @@ def _quietly(twin: LightningModule) -> Iterator[None]:
     own = {name: vars(twin).get(name) for name in ("log", "log_dict")}
     vars(twin).update(log=_ignore, log_dict=_ignore)
     printed = contextlib.redirect_stdout(io.StringIO())
-    surroundings = Surroundings(twin)
-    around = surroundings.snapshot()
-    with HostGenerators(*twin.modules()).kept(), printed, contextlib.suppress(Exception):
+    with Surroundings(twin).kept(), HostGenerators(*twin.modules()).kept(), printed, contextlib.suppress(Exception):
         yield
-    surroundings.restore(around)
     for name, value in own.items():
         if value is None:
             del vars(twin)[name]

@@ -79,27 +79,29 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
     of_classes: set[str] = set()
     if _reads_index(module.training_step):
         reads.add(INDEX)
-    around = surroundings.snapshot()
-    try:
-        with generators.kept(), model.recording(), _watched_trainer(module, reads), _watched_clock(reads):
-            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-            parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
-            attributes, outside, before = _held(module), surroundings.state(), generators.state()
-            with (
-                client_random(key) as random,
-                ValueReads() as values,
-                _watched_attributes(module, read_attributes, of_classes),
-            ):
-                model.recorder.start()
-                loss = model.run_step(batch, index)
-            moved, logged = generators.moved_since(before), tuple(model.recorder.metrics)
-            changed = _changed(attributes, _held(module))
-            changed_outside = [*_changed(outside, surroundings.state()), *sorted(of_classes)]
-            changed_buffers = [n for n, b in module.named_buffers() if n not in buffers or not _equal(b, buffers[n])]
-            changed_parameters = [n for n, p in module.named_parameters() if not _equal(p, parameters[n])]
-            missing, needs_backward = _without_gradient(model, loss, lambda: model.run_step(batch, index))
-    finally:
-        surroundings.restore(around)
+    with (
+        surroundings.kept(),
+        generators.kept(),
+        model.recording(),
+        _watched_trainer(module, reads),
+        _watched_clock(reads),
+    ):
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
+        attributes, outside, before = _held(module), surroundings.state(), generators.state()
+        with (
+            client_random(key) as random,
+            ValueReads() as values,
+            _watched_attributes(module, read_attributes, of_classes),
+        ):
+            model.recorder.start()
+            loss = model.run_step(batch, index)
+        moved, logged = generators.moved_since(before), tuple(model.recorder.metrics)
+        changed = _changed(attributes, _held(module))
+        changed_outside = [*_changed(outside, surroundings.state()), *sorted(of_classes)]
+        changed_buffers = [n for n, b in module.named_buffers() if n not in buffers or not _equal(b, buffers[n])]
+        changed_parameters = [n for n, p in module.named_parameters() if not _equal(p, parameters[n])]
+        missing, needs_backward = _without_gradient(model, loss, lambda: model.run_step(batch, index))
     # An iterator does not show that it has moved on.
     attributes = dict(attributes_of(module))
     changed += [n for n in read_attributes if isinstance(attributes.get(n), Iterator) and n not in changed]

@@ -113,7 +113,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def place(self, cohort: Cohort) -> None:
-        """Load a cohort's parameters, buffers and random state into the module, if steps compute with its own."""
+        """Load a cohort's parameters and random state into the module, if steps compute with its own."""
 
     @abstractmethod
     def collect(self, cohort: Cohort) -> None:
@@ -209,6 +209,9 @@ class LocalEngine(ABC):
         return False
 
     def _train(self, cohort: Cohort, rates: LearningRates) -> None:
+        # Where clients share the module, their buffers are the same and its own already, but maybe in other tensors
+        # than those that recordings know.
+        self.model.load_buffers(cohort.buffers[0], [rows[0] for rows in cohort.counters])
         self.place(cohort)
         logs = StepLogs(cohort)
         for callback in self._starting:

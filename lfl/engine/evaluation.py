@@ -198,28 +198,24 @@ class ClientEvaluator:
         model = self._model.copy()
         module = model.module.eval()
         generators, surroundings = HostGenerators(*module.modules()), Surroundings(module)
-        around = surroundings.snapshot()
-        try:
-            with generators.kept(), model.recording(), torch.no_grad():
-                for row in rows:
-                    model.load(clients.params_of(row), clients.buffers[row], self._server.counters)
-                    batch = self._data.gather_test(clients.positions[row, : clients.sizes[row]][None])
-                    batch = self._converted(model, tree_map(lambda x: x[0], batch))
-                    held, outside, drawn = _held(module), surroundings.state(), generators.state()
-                    model.recorder.start()
-                    with model.autocast():
-                        module.validation_step(*step_arguments(module.validation_step, batch, 0, None))
-                    if model.recorder.metrics:
-                        return f"its validation step logs the Metric object {next(iter(model.recorder.metrics))!r}"
-                    if moved := generators.moved_since(drawn):
-                        return f"its validation step draws from {moved[0]}"
-                    if (now := _held(module)) != held:
-                        changed = [name for name in now if name not in held or held[name] != now[name]]
-                        return f"its validation step changes the module's attribute {(changed or ['?'])[0]!r}"
-                    if surroundings.state() != outside:
-                        return "its validation step changes something outside of the module"
-        finally:
-            surroundings.restore(around)
+        with surroundings.kept(), generators.kept(), model.recording(), torch.no_grad():
+            for row in rows:
+                model.load(clients.params_of(row), clients.buffers[row], self._server.counters)
+                batch = self._data.gather_test(clients.positions[row, : clients.sizes[row]][None])
+                batch = self._converted(model, tree_map(lambda x: x[0], batch))
+                held, outside, drawn = _held(module), surroundings.state(), generators.state()
+                model.recorder.start()
+                with model.autocast():
+                    module.validation_step(*step_arguments(module.validation_step, batch, 0, None))
+                if model.recorder.metrics:
+                    return f"its validation step logs the Metric object {next(iter(model.recorder.metrics))!r}"
+                if moved := generators.moved_since(drawn):
+                    return f"its validation step draws from {moved[0]}"
+                if (now := _held(module)) != held:
+                    changed = [name for name in now if name not in held or held[name] != now[name]]
+                    return f"its validation step changes the module's attribute {(changed or ['?'])[0]!r}"
+                if surroundings.state() != outside:
+                    return "its validation step changes something outside of the module"
         return None
 
     def _why_not_the_same(self, clients: _Clients, rows: list[int], is_padded: bool) -> str | None:

@@ -12,6 +12,7 @@ from lfl.aggregation import Server
 from lfl.client.rates import LearningRates
 from lfl.client.surroundings import Surroundings
 from lfl.client.work import LocalPhase, LocalWork
+from lfl.engine.paths import Path
 from lfl.engine.training import LocalTraining
 from lfl.generators import HostGenerators
 from lfl.randomness import derive_seed
@@ -37,13 +38,13 @@ class EngineFineTuner:
     ) -> None:
         self._training, self._generation = training, training.generation
         self._phases = phases
-        self._aside: LocalTraining | None = None
+        self._path: Path | None = None  # of the last one; none yet
         self._server = server
         self._rates = rates
 
     def __call__(self, round: Round, ids: Tensor, params: Tensor) -> None:
         """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples."""
-        training = self._aside = self._current()
+        training = self._begin()
         # Some step is always compared: next to all that a fine-tuning takes it costs nothing.
         training.start_round(round.number, is_watched=True)
         engine = training.engine
@@ -68,15 +69,15 @@ class EngineFineTuner:
                 # False if nothing was kept: `cohorts` yields these clients again.
                 if training.train(cohort, self._rates):
                     params[rows] = cohort.values
+        self._path = training.path
 
-    def _current(self) -> LocalTraining:
+    def _begin(self) -> LocalTraining:
         """A training like the run's of the moment, on a copy of the module as it is now.
 
         A new copy each time, whose steps are recorded anew: a module may hold its state anywhere.
         """
-        was_like_the_run = self._generation == self._training.generation
-        left = self._aside.path if self._aside is not None and was_like_the_run else None
-        self._generation = self._training.generation
+        if self._generation != self._training.generation:
+            self._path, self._generation = None, self._training.generation
         engine = self._training.engine
         work = LocalWork(self._phases, sampling=engine.work.sampling)
-        return self._training.aside(work, derive_seed(engine.seed, "fine-tune"), " in fine-tuning", left)
+        return self._training.aside(work, derive_seed(engine.seed, "fine-tune"), " in fine-tuning", self._path)

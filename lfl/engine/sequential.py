@@ -69,7 +69,6 @@ class SequentialEngine(LocalEngine):
         # Without coordinates the module gets views of the row itself, and sees its steps. In coordinates every step
         # computes new parameters and binds them; until then the module holds those at the start.
         self.model.bind(cohort.values[0] if cohort.round.basis is None else cohort.params[0])
-        self.model.load_buffers(cohort.buffers[0], [rows[0] for rows in cohort.counters])
         # Some draws take no key (numpy's, Python's, torch's in-place ones): by the client, so that they do not depend
         # on who was trained before. Always, since a step may begin to draw in any round; but not where steps are
         # recorded, which must not draw at all.

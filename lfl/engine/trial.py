@@ -103,10 +103,7 @@ def _of_several_lengths(chosen: Tensor, data: FederatedData) -> Tensor:
     some = torch.cat([spread.flatten().to(chosen.device), chosen.flatten()]).unique()
     singles = data.batches((position.reshape(1, 1), position.reshape(1, 1)) for position in some)
     lengths = torch.tensor([sum(x.numel() for x in tree_leaves(one) if isinstance(x, Tensor)) for one in singles])
-    ordered = some[lengths.argsort(stable=True)]
     if bool((lengths == lengths[0]).all()):
         return chosen
-    chosen = chosen.clone()
-    width = chosen.shape[1]
-    chosen[0], chosen[1] = ordered.flip(0)[torch.arange(width) % len(some)], ordered[torch.arange(width) % len(some)]
-    return chosen
+    ordered, places = some[lengths.argsort(stable=True)], torch.arange(chosen.shape[1]) % len(some)
+    return torch.cat([ordered.flip(0)[places][None], ordered[places][None], chosen[2:]])

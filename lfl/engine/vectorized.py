@@ -52,8 +52,7 @@ class VectorizedEngine(LocalEngine):
 
     @override
     def place(self, cohort: Cohort) -> None:
-        # The same for all of them, and the module's own already, but maybe in other tensors: recordings know the first.
-        self.model.load_buffers(cohort.buffers[0], [rows[0] for rows in cohort.counters])
+        pass
 
     @override
     def collect(self, cohort: Cohort) -> None:
