@@ -107,14 +107,15 @@ class _Images(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         folder: that has the files.
-        files: their paths in the folder.
+        files: their paths in the folder, which are kept as one array: as a list of strings, whose counts of references
+            change whenever one is read, each worker process would have the whole of it anew.
         targets: class of each image [n].
         as_uint8: whether pixels are bytes, not float32 in [0, 1].
     """
 
     def __init__(self, folder: str, files: list[str], targets: Tensor, as_uint8: bool) -> None:
         self.folder = folder
-        self.files = files
+        self.files = np.array([os.fsencode(file) for file in files])
         self.targets = targets
         self.as_uint8 = as_uint8
 
@@ -123,7 +124,7 @@ class _Images(Dataset[tuple[Tensor, Tensor]]):
 
     @override
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        image = _decoded(os.path.join(self.folder, self.files[i]))
+        image = _decoded(os.path.join(self.folder, os.fsdecode(bytes(self.files[i]))))
         return image if self.as_uint8 else image.to(torch.float32) / 255, self.targets[i]
 
     def all(self) -> Tensor:

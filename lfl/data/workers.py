@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import weakref
@@ -119,7 +120,7 @@ class Workers:
             collate_fn=_packed,
             pin_memory=pins,
             generator=torch.Generator(),  # or the loader would draw from the global one
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=_begin,
             persistent_workers=True,
         )
         try:
@@ -173,10 +174,13 @@ def _asking(plan: Iterator[Request], asked: deque[Request]) -> Generator[Request
         yield request
 
 
-def _leave_signals_to_the_parent(_number: int) -> None:
+def _begin(_number: int) -> None:
+    """Make a process that has just started a worker."""
     # A terminal or a cluster sends these to all processes of a run, which goes on to the end of its round.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A collection writes into every object that the parent had: the memory that both have in common would be copied.
+    gc.freeze()
 
 
 def _packed(batch: Any) -> Any:

@@ -281,3 +281,18 @@ def test_nothing_is_left_of_batches_that_came_in_shared_memory() -> None:
         assert values[0, :, 0].tolist() == [2 * number, 2 * number + 1]
         assert len(shared_cache) <= 2
     store._workers.close()
+
+
+class Frozen(Numbers):
+    """Items are numbers of objects that the process's garbage collector does not look at."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.full((2,), float(gc.get_freeze_count())), i
+
+
+def test_workers_share_what_the_parent_had_with_it() -> None:
+    """A collection in a worker would write into all of its objects, and so copy them."""
+    store = store_of(Frozen())
+    assert min(numbers(store.batches(plan_of(0, 2, 4, 6)))) > 10_000  # torch alone makes more objects than that
+    assert gc.get_freeze_count() == 0
+    store._workers.close()
