@@ -125,6 +125,7 @@ class _Progress:
         self.num_clients = 0
         self.clients_done = 0
         self.accuracy_name: str | None = None
+        self.evaluated = 0  # the round that the accuracy is of
         self.values: dict[str, float] = {}
 
     def take(self, metrics: Mapping[str, float]) -> None:
@@ -135,6 +136,8 @@ class _Progress:
         for key in (LOSS, self.accuracy_name, UP, DOWN):
             if key is not None and key in metrics:
                 self.values[key] = metrics[key]
+        if self.accuracy_name in metrics:
+            self.evaluated = self.rounds_done
 
     @property
     def completed(self) -> float:
@@ -146,6 +149,8 @@ class _Progress:
         """The metrics to show, each as text with its name."""
         names = [key for key in (LOSS, self.accuracy_name) if key in self.values]
         texts = [f"{key} {float(self.values[key]):.4g}" for key in names if key is not None]
+        if self.accuracy_name in self.values and self.evaluated < self.rounds_done:  # not every round is evaluated
+            texts[-1] += f" (round {self.evaluated})"
         sent = [(name, key) for name, key in (("up", UP), ("down", DOWN)) if key in self.values]
         return texts + [f"{name} {format_bytes(float(self.values[key]))}" for name, key in sent]
 

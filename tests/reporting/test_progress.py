@@ -33,7 +33,7 @@ def test_plain_lines_are_the_first_the_last_and_one_in_two_seconds(clock):
     assert stream.getvalue().splitlines() == [
         "round 1/6 | train/loss 1 | up 1.0 kB | 0.75 s elapsed | 3.75 s left",
         "round 4/6 | train/loss 0.25 | val/accuracy 0.5 | up 4.0 kB | 3 s elapsed | 1.5 s left",
-        "round 6/6 | train/loss 0.1667 | val/accuracy 0.5 | up 6.0 kB | 4.5 s elapsed",
+        "round 6/6 | train/loss 0.1667 | val/accuracy 0.5 (round 4) | up 6.0 kB | 4.5 s elapsed",
     ]
 
 
