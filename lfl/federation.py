@@ -30,8 +30,8 @@ BufferPolicy = Literal["average", "server", "client"]
 _EVALUATED_BYTES = 256 * 2**20  # of the parameters of clients that are evaluated together
 _MOST_EVALUATED = 128
 
-FineTuner = Callable[[Round, Tensor, Tensor], None]
-"""A function of a round, client ids [C] and their models [C, D]; it trains the models in place."""
+FineTuner = Callable[[Round, Tensor, Tensor], Tensor]
+"""A function of a round, client ids [C] and their models [C, D], which it trains in place; returns buffers [C, B]."""
 
 
 @dataclass(kw_only=True)
@@ -153,12 +153,13 @@ class Federation(ABC):
         return max(1, min(_MOST_EVALUATED, _EVALUATED_BYTES // row))
 
     @abstractmethod
-    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
+    def evaluate_clients(self, ids: Tensor, params: Tensor, buffers: Tensor | None = None) -> list[dict[str, float]]:
         """Validation metrics of clients ``ids`` [C] on their own test examples; none of those that have no examples.
 
         Args:
             ids: the clients.
             params: their models [C, D], with their own buffers; or one for all [D], with the server's buffers.
+            buffers: others [C, B] instead of these.
         """
 
     @property

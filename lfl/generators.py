@@ -5,6 +5,7 @@ by putting them back afterwards, since others draw from them too.
 """
 
 import random
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ _LEVELS = 3  # of lists, tuples and dictionaries in which an attribute's generat
 _LOOKED_AT = (*GENERATORS, list, tuple, dict)
 _TORCHS = frozenset(vars(torch.nn.Module()))  # a module's parameters, submodules and hooks
 _LIBRARIES = {"builtins", "abc", "typing", "torch", "torchvision", "torchmetrics", "lightning", "numpy"}
+_NOT_THE_USERS = _LIBRARIES | {"lfl", "lightning_fabric", "pytorch_lightning", "wandb", "tensorboard", "logging"}
 _LONGEST = 1000  # a longer list is data, not a list of generators
 _LOW = 0xFFFFFFFF
 
@@ -29,7 +31,7 @@ class HostGenerators:
 
     Args:
         owners: objects among whose attributes, and those of their classes, generators are looked for (also inside
-            lists, tuples and dictionaries).
+            lists, tuples, dictionaries and objects of the user's), and among what their methods read of their files.
 
     Example:
         >>> generators = HostGenerators()
@@ -45,11 +47,7 @@ class HostGenerators:
     def __init__(self, *owners: object) -> None:
         self.own: dict[str, _Own] = {}
         for owner in owners:
-            # What the object has itself comes first: that is what `owner.name` means.
-            for holder in (owner, *_own_classes(type(owner))):
-                for name, value in getattr(holder, "__dict__", {}).items():
-                    if isinstance(value, _LOOKED_AT) and name not in _TORCHS:
-                        self._find(name, value, _LEVELS)
+            self._find_in(owner, _LEVELS)
 
     def seed(self, *address: int | str) -> None:
         """Seeds every generator by the address, each with a seed of its own."""
@@ -99,6 +97,16 @@ class HostGenerators:
         finally:
             self.restore(state)
 
+    def _find_in(self, owner: object, levels: int, prefix: str = "") -> None:
+        # What the object has itself comes first: that is what `owner.name` means.
+        for holder in (owner, *_own_classes(type(owner))):
+            for name, value in list(getattr(holder, "__dict__", {}).items()):
+                if isinstance(value, types.FunctionType):
+                    for read, generator in _read_by(value.__code__, value.__globals__):
+                        self._find(read, generator, 0)
+                elif name not in _TORCHS and (isinstance(value, _LOOKED_AT) or _is_users(value)):
+                    self._find(f"{prefix}{name}", value, levels)
+
     def _find(self, name: str, value: Any, levels: int) -> None:
         if isinstance(value, GENERATORS):
             # The global ones may be attributes too. A generator of the operating system has no state.
@@ -109,11 +117,28 @@ class HostGenerators:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in list(items):
                 self._find(f"{name}[{key!r}]", item, levels - 1)
+        elif levels and _is_users(value):
+            self._find_in(value, levels - 1, f"{name}.")
 
 
 def _own_classes(kind: type) -> tuple[type, ...]:
     """The classes of an object that are not of a library."""
     return tuple(k for k in kind.__mro__ if k.__module__.split(".")[0] not in _LIBRARIES)
+
+
+def _is_users(value: object) -> bool:
+    """Whether a value is an object of a class of the user's, and no module, whose parts are looked at by themselves."""
+    kind = type(value)
+    is_code = isinstance(value, type | types.FunctionType | types.MethodType | types.ModuleType | torch.nn.Module)
+    return not is_code and kind.__module__.split(".")[0] not in _NOT_THE_USERS and hasattr(value, "__dict__")
+
+
+def _read_by(code: types.CodeType, names: dict[str, Any]) -> Iterator[tuple[str, _Own]]:
+    """Generators that a function reads from its file, also in functions that are written in it; by name."""
+    yield from ((name, names[name]) for name in code.co_names if isinstance(names.get(name), GENERATORS))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _read_by(inner, names)
 
 
 def _cuda() -> tuple[torch.Generator, ...]:

@@ -139,9 +139,11 @@ class Run(Federation):
         return params
 
     @override
-    def evaluate_clients(self, ids: Tensor, params: Tensor) -> list[dict[str, float]]:
-        shared = self.server.buffers.expand(len(ids), -1)
-        return self._client_evaluator(ids, params, shared if params.dim() == 1 else self.client_buffers(ids))
+    def evaluate_clients(self, ids: Tensor, params: Tensor, buffers: Tensor | None = None) -> list[dict[str, float]]:
+        if buffers is None:
+            shared = self.server.buffers.expand(len(ids), -1)
+            buffers = shared if params.dim() == 1 else self.client_buffers(ids)
+        return self._client_evaluator(ids, params, buffers)
 
     @cached_property
     def _client_evaluator(self) -> ClientEvaluator:
@@ -149,7 +151,7 @@ class Run(Federation):
 
     @override
     def fine_tuner(self, phases: Sequence[LocalPhase]) -> FineTuner:
-        return EngineFineTuner(self.training, phases, self.server, self.rates)
+        return EngineFineTuner(self.training, phases, self.server, self.rates, self.client_buffers)
 
     def start_callbacks(self) -> None:
         """Let callbacks make their state and declare slots, before a checkpoint is loaded."""

@@ -98,7 +98,7 @@ class ScopeEvaluation:
         # An empty tensor would be split into one empty part.
         for ids in local_ids.split(federation.evaluated_at_once) if len(local_ids) else ():
             examples = federation.data.client_test_sizes[ids].tolist()
-            found = federation.evaluate_clients(ids, self._models(round, ids))
+            found = federation.evaluate_clients(ids, *self._models(round, ids))
             results += map(ClientResult, ids.tolist(), examples, found)
         # A Metric object is known to the processes that had something to measure: all of them must choose alike.
         parts = federation.processes.gather((results, dict(federation.directions)))
@@ -125,15 +125,14 @@ class ScopeEvaluation:
                 unknown.add(metric)
         return unknown
 
-    def _models(self, round: Round, ids: Tensor) -> Tensor:
-        """The models [C, D] of clients ``ids``, or x [D] for all of them."""
+    def _models(self, round: Round, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The models [C, D] of clients ``ids``, or x [D] for all of them, and buffers [C, B], if those have changed."""
         x = self._federation.server.vector
         if self.scope.models == "server" and self._tuner is None:
-            return x
+            return x, None
         models = self._federation.personal_models(ids) if self.scope.models == "personal" else x.repeat(len(ids), 1)
-        if self._tuner is not None:
-            self._tuner(round, ids, models)
-        return models
+        buffers = None if self._tuner is None else self._tuner(round, ids, models)
+        return models, None if self._federation.buffer_policy == "server" else buffers
 
     def _direction_of(self, metric: str) -> int:
         """1 if a metric should be large, -1 if small, 0 if nothing tells."""

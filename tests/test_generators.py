@@ -128,3 +128,28 @@ def test_cuda_counts_once_it_is_in_use() -> None:
         generators.seed("a")
         assert torch.equal(first, torch.rand(3, device="cuda"))
     assert generators.moved_since(state) == []
+
+
+class Mixing:
+    """A helper object of the user's with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+
+class Reading:
+    """Draws from its helper's generator, and from one of its file."""
+
+    def __init__(self) -> None:
+        self.mixing = Mixing()
+
+    def draw(self) -> float:
+        return float(OF_THIS_FILE.random()) + max(OTHER_OF_THIS_FILE.random() for _ in range(2))
+
+
+OF_THIS_FILE = np.random.default_rng(1)
+OTHER_OF_THIS_FILE = random.Random(2)
+
+
+def test_generators_of_helpers_and_of_the_file_are_found() -> None:
+    assert list(HostGenerators(Reading()).own) == ["mixing.rng", "OF_THIS_FILE", "OTHER_OF_THIS_FILE"]

@@ -122,6 +122,7 @@ class Evaluator:
                 self._call(f"on_{prefix}_epoch_start", hooks)
                 metrics.update({name: float(value) for name, value in recorder.values.items()})
                 yield
+                hooks.publish(metrics)  # the hook may read them: they are of this epoch, as in Lightning
                 # Started anew: values that the hook logs are metrics of the whole set, not of the last batch.
                 recorder.start()
                 self._call(f"on_{prefix}_epoch_end", hooks)

@@ -7,6 +7,7 @@ vectorized engine calls it functionally under vmap.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -50,6 +51,7 @@ class ClientModel:
 
     Attributes:
         traits: what the training step does besides computing a loss; found out by ``lfl.client.probe``.
+        tied_padding: names of embeddings with a row that stands for padding, and whose weight is another layer's too.
     """
 
     def __init__(
@@ -80,9 +82,12 @@ class ClientModel:
         self._counters = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
         use_running_statistics_of_single_values(module)
         self._bound: Tensor | None = None
-        # Asking for tied weights at every call costs a walk through the module.
-        self._is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
-        self._padding_rows = {} if self._is_tied else padding_rows(module)
+        self._places: dict[str, list[tuple[str, str]]] = {}  # by submodule
+        places = dict(self._places_in(""))
+        times = Counter(places.values())
+        padded = {place: rows for place, rows in padding_rows(module).items() if place in places}
+        self._padding_rows = {places[place]: rows for place, rows in padded.items() if times[places[place]] == 1}
+        self.tied_padding = [place for place in padded if times[places[place]] > 1]
         self._frozen: frozenset[str] = frozenset()  # parameters without a gradient in this phase
         self._receiving, self._receiving_names = self.parameters, list(self.layout.names)
         self.missing: list[str] = []  # parameters that the last loss did not reach
@@ -264,11 +269,11 @@ class ClientModel:
             else:
                 # One gradient with respect to the whole vector: what is detached gets zeros in it.
                 views = {
-                    f"module.{name}": view.detach() if name in self._frozen else self._without_padding(name, view)
+                    name: view.detach() if name in self._frozen else self._without_padding(name, view)
                     for name, view in self.layout.views(params).items()
                 }
                 with out_of_reach():  # a functional step is one under vmap, or one that is recorded
-                    loss = functional_call(self._wrapper, views, (batch, step), tie_weights=self._is_tied)
+                    loss = self.call(self._wrapper, views, (batch, step))
             if self._loss_terms:
                 # Functions, since most terms read no parameters; features are copied, as the next pass replaces them.
                 own = self._joined_parameters if params is None else lambda: params
@@ -297,10 +302,33 @@ class ClientModel:
     def _forward(self, params: Tensor, inputs: tuple[Any, ...], part: str) -> Any:
         """The ``forward`` of a submodule, or of the module where ``part`` is empty, at ``params`` [D]."""
         views = self.layout.views(params)
-        if part:
-            prefix = f"{part}."
-            views = {name.removeprefix(prefix): v for name, v in views.items() if name.startswith(prefix)}
-        return functional_call(self.module.get_submodule(part), views, inputs)
+        placed = {place: views[name] for place, name in self._places_in(part) if name in views}
+        return functional_call(self.module.get_submodule(part), placed, inputs, tie_weights=False)
+
+    def call(self, wrapper: StepModule, views: Mapping[str, Tensor], inputs: tuple[Any, ...]) -> Any:
+        """Call a wrapper of the module with other tensors in the places of its parameters, and perhaps buffers.
+
+        Args:
+            wrapper: whose ``module`` is the model's.
+            views: by names of the layouts.
+            inputs: what the wrapper takes.
+        """
+        placed = {f"module.{place}": views[name] for place, name in self._places_in("") if name in views}
+        # torch's own way to tie fails where one module has two names: it takes the place for another one.
+        return functional_call(wrapper, placed, inputs, tie_weights=False)
+
+    def _places_in(self, part: str) -> list[tuple[str, str]]:
+        """The places of parameters and buffers below a submodule, with their names: a tied one has several places."""
+        if part not in self._places:
+            tensors = {**dict(zip(self.layout.names, self.parameters, strict=True)), **self._buffers}
+            names = {id(tensor): name for name, tensor in tensors.items()}
+            self._places[part] = [
+                (f"{prefix}.{leaf}" if prefix else leaf, names[id(tensor)])
+                for prefix, owner in self.module.get_submodule(part).named_modules()  # each once, under its first name
+                for leaf, tensor in (*owner._parameters.items(), *owner._buffers.items())
+                if id(tensor) in names
+            ]
+        return self._places[part]
 
     def frozen_rows_in(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of the loss terms' ``rows`` that are parameters of frozen models [G, D], by name."""
@@ -333,8 +361,7 @@ class ClientModel:
                 if anchor is None:
                     self.run_step(batch, 0)
                 else:
-                    views = {f"module.{name}": view for name, view in self.layout.views(anchor).items()}
-                    functional_call(self._wrapper, views, (batch, 0), tie_weights=self._is_tied)
+                    self.call(self._wrapper, self.layout.views(anchor), (batch, 0))
         except _AllFeaturesFound:
             pass
         finally:

@@ -31,6 +31,16 @@ ELEMENTWISE = (
 """Optimizers that update every entry by itself, so that one step on [C, D] is a step of each of C clients."""
 
 
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Return whether one step on [C, D] is a step of each of C clients: hooks may look at all that they are given."""
+    return type(optimizer) in ELEMENTWISE and not has_hooks(optimizer)
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Return whether the user has put functions before or after an optimizer's steps."""
+    return bool(optimizer._optimizer_step_pre_hooks) or bool(optimizer._optimizer_step_post_hooks)
+
+
 _EPOCH_HOOKS = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end", "on_validation_end")
 
 
@@ -162,10 +172,12 @@ class LocalOptimizer:
         self._names = [
             [names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups
         ]
+        owned = [name for members in self._names for name in members]
+        self.lacks_some = len(owned) < len(layout.names)  # of the trainable parameters
         self._decays = [float(group.get("weight_decay", 0.0)) for group in self.optimizer.param_groups]
         # Which columns of `values` each of the optimizer's parameters is: to give it its gradient, and to shorten it.
         self._spans: list[tuple[torch.nn.Parameter, slice]] = []
-        self._stacked = in_coordinates or type(self.optimizer) in ELEMENTWISE
+        self._stacked = in_coordinates or is_elementwise(self.optimizer)
         if in_coordinates:
             self._use_coordinates()
         elif self._stacked:
@@ -185,12 +197,7 @@ class LocalOptimizer:
     def _find_plain_rate(self) -> float | None:
         """The learning rate if every step is ``values -= rate * gradients``, with the same rate; else None."""
         groups = self.optimizer.param_groups
-        if (
-            not self.is_plain_sgd
-            or self._step_schedulers
-            or len(groups) > 1
-            or self.optimizer._optimizer_step_pre_hooks
-        ):
+        if not self.is_plain_sgd or self._step_schedulers or len(groups) > 1 or has_hooks(self.optimizer):
             return None
         rate = groups[0]["lr"]
         is_plain = not groups[0]["weight_decay"] and not groups[0]["maximize"] and isinstance(rate, float)
@@ -225,6 +232,17 @@ class LocalOptimizer:
             for span in self._layout.spans(members):
                 decay[span] = value
         return decay
+
+    @property
+    def owned(self) -> Tensor | None:
+        """A mask [D] of the parameters that it holds; None if it holds all."""
+        if not self.lacks_some:
+            return None
+        owned = torch.zeros(self._layout.dim, dtype=self._values.dtype, device=self._values.device)
+        for members in self._names:
+            for span in self._layout.spans(name for name in members if name in self._layout.slices):
+                owned[span] = 1
+        return owned
 
     def movement_scales(self, num_steps: list[int], pull: float = 0.0) -> list[float]:
         """``movement_scale`` of each client, given its number of steps in the round.
@@ -394,6 +412,10 @@ class LocalOptimizer:
         groups = self.optimizer.param_groups
         ignored = {"params", "weight_decay"}
         settings = [{k: v for k, v in group.items() if k not in ignored} for group in groups]
+        if has_hooks(self.optimizer):
+            raise ValueError(
+                f"{type(self.optimizer).__name__} has hooks of its own, which cannot run on subspace coordinates."
+            )
         if type(self.optimizer) not in ELEMENTWISE:
             raise ValueError(
                 f"{type(self.optimizer).__name__} is not elementwise and cannot run on subspace coordinates."

@@ -65,7 +65,6 @@ def probe(model: ClientModel, batches: Sequence[Any], keys: Sequence[Tensor]) ->
             f"No parameter of {type(model.module).__name__} gets a gradient: `training_step` must return a loss that "
             "was computed from the module's parameters, and not detached from them."
         )
-    # Copies of parameters have no hooks.
     hooked = [name for name, p in zip(model.layout.names, model.parameters, strict=True) if has_gradient_hooks(p)]
     return replace(traits, gradient_hooks=tuple(hooked), needs_backward=traits.needs_backward or bool(hooked))
 
@@ -83,7 +82,7 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
         surroundings.kept(),
         generators.kept(),
         model.recording(),
-        _watched_trainer(module, reads),
+        watched_trainer(module, reads),
         _watched_clock(reads),
     ):
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -96,12 +95,13 @@ def _watch_step(model: ClientModel, batch: Any, key: Tensor, index: int = 0) -> 
         ):
             model.recorder.start()
             loss = model.run_step(batch, index)
+            # Hooks of the backward pass are part of a step.
+            missing, needs_backward = _without_gradient(model, loss, lambda: model.run_step(batch, index))
         moved, logged = generators.moved_since(before), tuple(model.recorder.metrics)
         changed = _changed(attributes, _held(module))
         changed_outside = [*_changed(outside, surroundings.state()), *sorted(of_classes)]
         changed_buffers = [n for n, b in module.named_buffers() if n not in buffers or not _equal(b, buffers[n])]
         changed_parameters = [n for n, p in module.named_parameters() if not _equal(p, parameters[n])]
-        missing, needs_backward = _without_gradient(model, loss, lambda: model.run_step(batch, index))
     # An iterator does not show that it has moved on.
     attributes = dict(attributes_of(module))
     changed += [n for n in read_attributes if isinstance(attributes.get(n), Iterator) and n not in changed]
@@ -184,7 +184,8 @@ class _WatchedTrainer:
 
 
 @contextmanager
-def _watched_trainer(module: nn.Module, reads: set[str]) -> Iterator[None]:
+def watched_trainer(module: nn.Module, reads: set[str]) -> Iterator[None]:
+    """Note in ``reads`` what a module reads of its trainer that may be another at the next step."""
     owners = [part for part in module.modules() if vars(part).get("_trainer") is not None]
     trainers = [vars(part)["_trainer"] for part in owners]
     for part, trainer in zip(owners, trainers, strict=True):

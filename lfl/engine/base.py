@@ -321,6 +321,8 @@ class LocalEngine(ABC):
         if phase.optimizer.steps_module:
             # The optimizer steps the module's own parameters. A callback's further pass may have bound others to it.
             self.model.bind(cohort.values[0])
+        if self.work.clip_value is not None and (owned := phase.optimizer.owned) is not None:
+            gradients.mul_(owned)  # as in Lightning, norms are of those that the optimizer has
         phase.optimizer.step(self.work.clip(gradients), self._missing(phase))
 
     def _missing(self, phase: CohortPhase) -> list[slice]:

@@ -12,7 +12,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from lfl.aggregation import Server
@@ -20,6 +20,7 @@ from lfl.client.attributes import attributes_of, comparable, flags_of
 from lfl.client.evaluation import Evaluator, step_arguments
 from lfl.client.evaluation_ops import EvaluationOps
 from lfl.client.model import ClientModel
+from lfl.client.probe import watched_trainer
 from lfl.client.step import StepModule
 from lfl.client.surroundings import Surroundings
 from lfl.client.value_reads import out_of_reach
@@ -71,6 +72,8 @@ class ClientEvaluator:
         # A pass takes no more memory than a batch of the server's evaluation.
         self._batch_size = int(getattr(data, "eval_batch_size", 0)) or 1024
         self._largest_tried = 0  # examples of the largest client that was evaluated in both ways
+        self._tried_with: Any = None  # what the module held then
+        self._reads: set[str] = set()  # what its step reads of the trainer, by which it may become another
         self.way: Way | None = None
 
     def __call__(self, ids: Tensor, params: Tensor, buffers: Tensor) -> list[dict[str, float]]:
@@ -87,9 +90,12 @@ class ClientEvaluator:
         clients = _Clients(model, params, buffers, positions, sizes.tolist())
         shared = [row for row, size in enumerate(clients.sizes) if 0 < size <= self._batch_size // _ALONE]
         largest = max((clients.sizes[row] for row in shared), default=0)
-        # Again for larger clients than before: a step may do something else with many examples.
-        if len(shared) > 1 and self.way != "alone" and largest > self._largest_tried:
-            self.way, self._largest_tried = self._choose(clients, shared), largest
+        # Again for larger clients than before, and for a module that holds something else: its step may be another one.
+        if len(shared) > 1 and self.way != "alone":
+            held = _held(self._model.module)
+            if largest > self._largest_tried or self._reads or held != self._tried_with:
+                self.way, self._largest_tried = self._choose(clients, shared), max(largest, self._largest_tried)
+                self._tried_with = held
         found: dict[int, dict[str, float]] = {row: {} for row, size in enumerate(clients.sizes) if not size}
         for rows in self._passes(shared, clients.sizes) if self.way in ("padded", "equal") else ():
             try:
@@ -198,7 +204,8 @@ class ClientEvaluator:
         model = self._model.copy()
         module = model.module.eval()
         generators, surroundings = HostGenerators(*module.modules()), Surroundings(module)
-        with surroundings.kept(), generators.kept(), model.recording(), torch.no_grad():
+        watched = watched_trainer(module, self._reads)
+        with surroundings.kept(), generators.kept(), model.recording(), watched, torch.no_grad():
             for row in rows:
                 model.load(clients.params_of(row), clients.buffers[row], self._server.counters)
                 batch = self._data.gather_test(clients.positions[row, : clients.sizes[row]][None])
@@ -284,7 +291,7 @@ def _in_evaluation(model: ClientModel) -> Step:
         views = {**model.layout.views(params), **model.buffer_layout.views(buffers)}
         model.recorder.start()
         with out_of_reach():
-            functional_call(wrapper, {f"module.{name}": view for name, view in views.items()}, (batch,))
+            model.call(wrapper, views, (batch,))
         return dict(model.recorder.values)
 
     return evaluate

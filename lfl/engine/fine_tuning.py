@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,6 +27,7 @@ class EngineFineTuner:
         phases: the local work to do.
         server: has x and the model's buffers.
         rates: learning rates of the round.
+        buffers_of: the buffers [C, B] that clients [C] start from.
     """
 
     def __init__(
@@ -35,16 +36,23 @@ class EngineFineTuner:
         phases: Sequence[LocalPhase],
         server: Server,
         rates: LearningRates,
+        buffers_of: Callable[[Tensor], Tensor],
     ) -> None:
         self._training, self._generation = training, training.generation
         self._phases = phases
         self._path: Path | None = None  # of the last one; none yet
         self._server = server
         self._rates = rates
+        self._buffers_of = buffers_of
 
-    def __call__(self, round: Round, ids: Tensor, params: Tensor) -> None:
-        """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples."""
+    def __call__(self, round: Round, ids: Tensor, params: Tensor) -> Tensor:
+        """Train the rows ``params`` [C, D] of those clients ``ids`` [C] (ascending) that have training examples.
+
+        Returns:
+            the buffers of all afterwards [C, B].
+        """
         training = self._begin()
+        buffers = self._buffers_of(ids).clone()
         # Some step is always compared: next to all that a fine-tuning takes it costs nothing.
         training.start_round(round.number, is_watched=True)
         engine = training.engine
@@ -66,10 +74,13 @@ class EngineFineTuner:
                 # `ids` ascend, so that a search finds each trained client's row.
                 rows = torch.searchsorted(ids, cohort.ids).to(params.device)
                 cohort.values.copy_(params[rows])
+                cohort.buffers = buffers[rows]
                 # False if nothing was kept: `cohorts` yields these clients again.
                 if training.train(cohort, self._rates):
                     params[rows] = cohort.values
+                    buffers[rows] = cohort.buffers
         self._path = training.path
+        return buffers
 
     def _begin(self) -> LocalTraining:
         """A training like the run's of the moment, on a copy of the module as it is now.

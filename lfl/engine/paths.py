@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from lfl.callback import FederatedCallback
 from lfl.client.model import ClientModel
-from lfl.client.optimizer import ELEMENTWISE, build_optimizer
+from lfl.client.optimizer import ELEMENTWISE, build_optimizer, has_hooks
 from lfl.client.work import LocalWork
 from lfl.data.base import FederatedData
 from lfl.engine.base import LocalEngine
@@ -86,9 +86,14 @@ def why_not_vectorized(model: ClientModel, trial: Trial) -> str | None:
     if model.traits.side_effect is not None:
         return f"its training step {model.traits.side_effect}"
     optimizer, _ = build_optimizer(model.module)
+    if has_hooks(optimizer):
+        return f"its optimizer {type(optimizer).__name__} has hooks, which are for one client's parameters"
     if type(optimizer) not in ELEMENTWISE:
         # Its state, of all rows together, would let clients see each other.
         return f"its optimizer {type(optimizer).__name__} does not treat every entry alone"
+    if model.tied_padding:
+        # As an embedding that row has no gradient, elsewhere it has; torch's rule knows of the first client's only.
+        return f"{model.tied_padding[0]!r} has a row for padding, and is tied to another layer"
     if (reason := _why_not_by_zeros(model, optimizer)) is not None:
         return reason
     return _why_not_the_same(model, trial, is_padded=False) or _why_not_longer(model, trial)

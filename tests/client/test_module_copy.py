@@ -1,9 +1,11 @@
 """A copy of a module shares nothing that a step can change."""
 
+import collections
 import functools
 import math
 import threading
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -122,3 +124,92 @@ def test_it_has_the_trainer_and_a_step_that_was_put_there() -> None:
     (gradient,) = torch.autograd.grad(loss, twin.first.bias)
     assert gradient.tolist() == [2.0, 2.0]
     assert module.kept == []
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Holder:
+    """An object of the user's, with functions of its own."""
+
+    def __init__(self, read: Any) -> None:
+        self.read = read
+
+
+class Places(LightningModule):
+    """Holds functions that read its weight in all sorts of places, some of which share what they close over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+        read = lambda: self.weight  # noqa: E731
+        self.by_object = Holder(read)
+        self.by_order = collections.OrderedDict(read=read)
+        self.by_pair = Pair(read, 1)
+        self.by_keyword = _keyword(self)
+        self.by_reference = weakref.ref(self)
+        self.kept = kept = {"sum": 0.0}
+        count = 0
+
+        def add() -> int:
+            nonlocal count
+            count += 1
+            kept["sum"] += float(self.weight)
+            return count
+
+        def counted() -> int:
+            return count if add is None else count + 0 * len(kept)
+
+        self.add, self.counted = add, counted
+        self.losses = [2 * self.weight]  # computed, so that it cannot be copied as it is
+        self.weight.register_hook(lambda gradient: gradient * self.weight.detach())
+
+    def found(self) -> list[float]:
+        owner = self.by_reference()
+        assert owner is not None
+        reads = self.by_object.read, self.by_order["read"], self.by_pair.first, self.by_keyword
+        return [float(read()) for read in reads] + [float(owner.weight)]
+
+
+def _keyword(module: Places) -> Any:
+    def read(*, module: Places = module) -> Tensor:
+        return module.weight
+
+    return read
+
+
+def test_functions_are_found_wherever_they_are() -> None:
+    module = Places()
+    twin = copy_of(module)
+    twin.weight.data.fill_(3.0)
+    assert module.found() == [1.0] * 5
+    assert twin.found() == [3.0] * 5
+    assert type(twin.by_pair) is Pair
+    assert type(twin.by_order) is collections.OrderedDict
+
+
+def test_functions_share_what_they_shared() -> None:
+    module = Places()
+    twin = copy_of(module)
+    twin.weight.data.fill_(3.0)
+    assert [twin.add(), twin.add()] == [1, 2]
+    assert (twin.counted(), twin.kept) == (2, {"sum": 6.0})
+    assert (module.counted(), module.kept) == (0, {"sum": 0.0})
+
+
+def test_what_was_computed_is_copied_without_its_graph() -> None:
+    module = Places()
+    twin = copy_of(module)
+    assert twin.losses[0].item() == 2.0
+    twin.losses.clear()
+    assert len(module.losses) == 1
+
+
+def test_hooks_of_parameters_are_those_of_the_copy() -> None:
+    module = Places()
+    twin = copy_of(module)
+    twin.weight.data.fill_(3.0)
+    assert torch.autograd.grad(twin.weight * 1, twin.weight)[0].item() == 3.0
+    assert torch.autograd.grad(module.weight * 1, module.weight)[0].item() == 1.0

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from worlds import Bystander, equal_data, ragged_data, train
 
 from lfl.callbacks import ClientEvaluation
+from lfl.client.model import ClientModel
 from lfl.client.work import LocalPhase
 
 ENGINES = ["sequential", "vectorized"]
@@ -401,3 +402,61 @@ def test_a_phase_of_which_all_is_frozen_changes_nothing(engine: str, trace_steps
     run = train([evaluation], tmp_path, module, equal_data(), check_val_every_n_rounds=1, **options)
     assert torch.equal(module.layers[3].weight, head)
     assert run.summary.last("personal/val_loss")[0] == pytest.approx(run.summary.last("val_loss")[0], abs=1e-12)
+
+
+class Reading(Net):
+    """Reads the metric of a validation when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[float] = []
+
+    def on_validation_epoch_end(self) -> None:
+        self.read.append(float(self.trainer.callback_metrics["val_loss"]))
+
+
+class Noting(Bystander):
+    def __init__(self) -> None:
+        self.noted: list[float] = []
+
+    def on_round_end(self, round: Any) -> None:
+        self.noted.append(round.metrics["val_loss"])
+
+
+def test_metrics_of_a_validation_are_there_when_it_ends(tmp_path: Path) -> None:
+    module, noting = Reading(), Noting()
+    train([noting], tmp_path, module, equal_data(), check_val_every_n_rounds=1)
+    assert module.read == noting.noted
+    assert len(set(module.read)) == 3
+
+
+@pytest.mark.parametrize("buffers", ["average", "client", "server"])
+def test_fine_tuned_models_have_their_own_statistics(buffers: Any, tmp_path: Path) -> None:
+    """Unless clients leave them as they are: by hand, from the server's model, or from a client's own statistics."""
+    torch.manual_seed(0)
+    module = BatchNormed()
+    data = equal_data(num_clients=3, batch_size=1000)
+    tuning = ClientEvaluation(1, scopes=["fine_tuned"], fine_tune=[LocalPhase(epochs=5, lr=0.1)])
+    run = train([tuning], tmp_path, module, data, max_rounds=1, participation=everyone(), buffers=buffers).run
+    ids = torch.arange(3)
+    statistics = run.client_buffers(ids)
+    losses = []
+    for client in range(3):
+        torch.manual_seed(0)
+        plain = BatchNormed().double()
+        model = ClientModel(plain)
+        model.load(run.server.vector.clone(), statistics[client], run.server.counters)
+        indices, sizes = data.client_indices(ids[client : client + 1])
+        batch = tuple(part[0] for part in data.gather(indices[:, : int(sizes[0])]))
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for step in range(5):
+            optimizer.zero_grad()
+            plain.training_step(batch, step).backward()
+            optimizer.step()
+        if buffers == "server":
+            model.load_buffers(statistics[client], run.server.counters)
+        indices, sizes = data.client_test_indices(ids[client : client + 1])
+        x, y = (part[0] for part in data.gather_test(indices[:, : int(sizes[0])]))
+        losses.append(F.cross_entropy(plain.eval()(x), y).item())
+    mean, _ = run.summary.last("fine_tuned/val_loss/client_mean")
+    assert mean == pytest.approx(sum(losses) / 3, abs=1e-12)

@@ -226,16 +226,46 @@ def test_larger_clients_are_tried_again(tmp_path: Path) -> None:
     assert many.way == "equal"
 
 
-def test_a_pass_that_fails_later_is_taken_one_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pass_that_fails_later_is_taken_one_at_a_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = Picky(mlp().backbone, lr=0.1)
     run = run_of(tmp_path, module)
     many = ClientEvaluator(run.model, run.data, run.server, run.processes, run.seed)
     ids, params = torch.arange(8), models_of(run)
     many(ids, params, run.client_buffers(ids))
     assert many.way == "equal"
-    module.reads = True
+    monkeypatch.setattr(Picky, "reads", True)  # the module itself holds what it held
     with caplog.at_level(logging.INFO, "lightning"):
         found = many(ids, params, run.client_buffers(ids))
     assert are_equal(found, both(run, params)[1])
     assert many.way == "alone"
     assert "evaluated one at a time: some could not be evaluated together (RuntimeError" in caplog.text
+
+
+class Becoming(Classifier):
+    """Logs a mean over examples at first, and then the root of one, by an attribute or by the epoch."""
+
+    is_root = False
+    by_epoch = False
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        mean = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("val_value", mean.sqrt() if self.is_root or (self.by_epoch and self.current_epoch >= 1) else mean)
+
+
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_a_step_that_becomes_another_is_tried_again(by_epoch: bool, tmp_path: Path) -> None:
+    module = Becoming(mlp().backbone, lr=0.1)
+    module.by_epoch = by_epoch
+    run = run_of(tmp_path, module)
+    many = ClientEvaluator(run.model, run.data, run.server, run.processes, run.seed)
+    ids, params = torch.arange(8), models_of(run)
+    first = many(ids, params, run.client_buffers(ids))
+    assert many.way == "padded"
+    module.is_root = not by_epoch
+    vars(module)["_trainer"] = type("Trainer", (), {"current_epoch": 1})()
+    found = many(ids, params, run.client_buffers(ids))
+    assert many.way == "equal"
+    expected = [{name: value**0.5 for name, value in each.items()} for each in first]
+    assert are_equal(found, expected)
