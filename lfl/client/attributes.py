@@ -57,8 +57,13 @@ def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The user's attributes of a module and of its submodules: qualified names and values."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
-            if name not in _INTERNAL:
+            if is_users(name):
                 yield f"{prefix}.{name}" if prefix else name, value
+
+
+def is_users(name: str) -> bool:
+    """Whether an attribute of a module is the user's, by its name: not Lightning's, nor torch's."""
+    return name not in _INTERNAL
 
 
 def flags_of(module: nn.Module) -> dict[str, Any]:

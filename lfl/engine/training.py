@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -17,6 +17,7 @@ from lfl.client.attributes import Same, flags_of, values_of
 from lfl.client.model import ClientModel
 from lfl.client.probe import probe
 from lfl.client.rates import LearningRates
+from lfl.client.snapshot import Snapshot
 from lfl.client.step import StepTime
 from lfl.client.surroundings import Surroundings
 from lfl.client.work import LocalWork
@@ -36,6 +37,15 @@ _TRIED = 4  # batches of a sample that a path is tried on
 # How many times as long as on one thread, on a machine with nothing else to do, steps on several may take. Beside two
 # others that keep two cores busy, those on one thread take twice as long, and those on two more than ten times.
 _SLOWER = 3.0
+
+
+class _Before(NamedTuple):
+    """What a cohort's steps may move besides its rows, as it was before them."""
+
+    generators: dict[str, Any]
+    snapshot: Snapshot
+    buffers: Tensor
+    counters: list[Tensor]
 
 
 class LocalTraining:
@@ -153,7 +163,8 @@ class LocalTraining:
             return self.engine.train(cohort, rates)
         engine = self.engine
         engine.steps.watch = StepWatch(self._model, engine.trained, self._seed, cohort) if self._is_watching else None
-        before = self._generators.state()
+        counters = [rows[0] for rows in cohort.counters]
+        before = _Before(self._generators.state(), Snapshot(self._model.module), cohort.buffers[0], counters)
         try:
             if not engine.train(cohort, rates):
                 return False  # out of memory
@@ -161,17 +172,34 @@ class LocalTraining:
             if wrong is None:
                 self._is_watching = False
                 return True
+            self._undo(before)
             self._leave_path(*wrong)
         except Difference as difference:
+            self._undo(before)
             self._leave_path(self._fastest_right(difference.sample), str(difference))
         except Exception as error:
             if engine.steps.failure is None or engine.steps.failure.error is not error:
                 raise
+            self._undo(before)
             self._leave_failed_path(error)
         finally:
             engine.steps.watch, engine.steps.failure = None, None
-        self._generators.restore(before)
+        self._generators.restore(before.generators)
         return False
+
+    def _undo(self, before: _Before) -> None:
+        """Put back what a cohort's steps have moved in generators, attributes and buffers.
+
+        Raises:
+            RuntimeError: something cannot be put back.
+        """
+        self._generators.restore(before.generators)
+        self._model.load_buffers(before.buffers, before.counters)
+        if written := before.snapshot.restore():
+            raise RuntimeError(
+                f"{type(self._model.module).__name__} has written into {written[0]!r} in steps that have to be taken "
+                "again: set `engine=sequential` and `trace_steps=False`, by which no step is."
+            )
 
     def _look_at_threads(self, times: list[StepTime]) -> None:
         """Go on with one thread if several have become a loss: they wait for each other where others use the cores."""
@@ -187,13 +215,16 @@ class LocalTraining:
         )
         self._threads, self._one_thread, self.engine.steps.times = 1, None, None
 
-    def _wrong_after(self, cohort: Cohort, before: dict[str, Any]) -> tuple[Path, str] | None:
+    def _wrong_after(self, cohort: Cohort, before: _Before) -> tuple[Path, str] | None:
         """The path to go on with, and why, where only the end of a cohort's training shows that this one is wrong."""
         # Clients that are trained together, and steps that are replayed, would all see the same draw.
         is_shared = self._path.name == "vectorized" or bool(self._path.recording)
-        moved = self._generators.moved_since(before) if is_shared else []
+        moved = self._generators.moved_since(before.generators) if is_shared else []
         if moved:
             return _PLAIN, f"its training step draws from {moved[0]}"
+        # Steps that no trial has taken, such as every tenth one, or those of small batches.
+        if is_shared and (changed := before.snapshot.changed()):
+            return _PLAIN, f"its training step changes {changed[0]!r}"
         # An example whose target is ignored has no mean of its own.
         if self._path.padded_width and cohort.losses is not None and not bool(cohort.losses.total.isfinite().all()):
             return replace(self._path, padded_width=0), "the loss of an example by itself is not finite"

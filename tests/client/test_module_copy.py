@@ -156,7 +156,7 @@ class Places(LightningModule):
         def add() -> int:
             nonlocal count
             count += 1
-            kept["sum"] += float(self.weight)
+            kept["sum"] += self.weight.item()
             return count
 
         def counted() -> int:
@@ -170,7 +170,7 @@ class Places(LightningModule):
         owner = self.by_reference()
         assert owner is not None
         reads = self.by_object.read, self.by_order["read"], self.by_pair.first, self.by_keyword
-        return [float(read()) for read in reads] + [float(owner.weight)]
+        return [read().item() for read in reads] + [owner.weight.item()]
 
 
 def _keyword(module: Places) -> Any:

@@ -213,3 +213,66 @@ def test_what_vmap_does_not_take_is_refused(kind: type[Net], tmp_path: Path) -> 
     data = equal_data(num_clients=CLIENTS, batch_size=1000)
     with pytest.raises(ValueError, match=REFUSED[kind]):
         train([], tmp_path, kind(), data, engine="vectorized", participation=FullParticipation())
+
+
+class Seldom(Net):
+    """Counts every fifth step, which no trial comes to, and divides its loss by the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if (batch_idx + 1) % 5 == 0:
+            self.change()
+        return super().training_step(batch, batch_idx) / (1 + self.count)
+
+    def change(self) -> None:
+        self.count += 1
+
+
+class SeldomMean(Seldom):
+    """Keeps a mean of its weights, as an attribute that is another tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(4, dtype=torch.float64)
+
+    def change(self) -> None:
+        self.mean = 0.5 * self.mean + 0.5 * self.layers[3].bias.detach()
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().loss(logits, y) + (self.layers[3].bias - self.mean).square().sum()
+
+
+class SeldomTeacher(Seldom):
+    """Writes into a frozen number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64), requires_grad=False)
+
+    def change(self) -> None:
+        self.scale.mul_(0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*is trained one client at a time")
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+@pytest.mark.parametrize("kind", [Seldom, SeldomMean])
+def test_steps_that_no_trial_has_taken_are_looked_at(kind: type[Net], engine: str, tmp_path: Path) -> None:
+    """A cohort whose steps have changed the module is trained again, from what the module was before."""
+    runs = []
+    for number, options in enumerate(({"engine": "sequential", "trace_steps": False}, {"engine": engine})):
+        torch.manual_seed(0)
+        data = equal_data(num_clients=CLIENTS, batch_size=1000)
+        fixed: dict[str, Any] = {"max_rounds": 2, "local_epochs": 6, "participation": FullParticipation()}
+        runs.append(train([], tmp_path / str(number), kind(), data, **fixed, **options))
+    torch.testing.assert_close(runs[1].server.vector, runs[0].server.vector, rtol=0, atol=1e-12)
+
+
+def test_what_cannot_be_put_back_ends_the_run(tmp_path: Path) -> None:
+    data = equal_data(num_clients=CLIENTS, batch_size=1000)
+    with pytest.raises(RuntimeError, match="has written into 'scale' in steps that have to be taken again"):
+        train(
+            [], tmp_path, SeldomTeacher(), data, engine="vectorized", local_epochs=6, participation=FullParticipation()
+        )
