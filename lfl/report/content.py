@@ -168,6 +168,8 @@ class Report:
         groups = self.comparison.groups
         several = any(len(group.counted) > 1 for group in groups)
         spread = " Means over seeds ± standard deviation (of a sample)." if several else ""
+        if several and len({run.seeds.get("data.seed") for run in self.comparison.runs}) == 1:
+            spread += " Seeds share one partition (data.seed): ± says nothing of others."
         counted = {run.path for group in groups for run in group.counted}
         left_out = [run for run in self.comparison.runs if run.path not in counted]
         kinds = " or ".join(sorted({run.state for run in left_out}))

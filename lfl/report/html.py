@@ -26,7 +26,7 @@ from lfl.version import __version__
 
 _ALL_POINTS = 16_000  # of all curves, so that the page stays below 5 MB
 _BINS = 20
-INSTALL = "Curves are interactive with plotly: `pip install 'lfl[report]'`. Without it they are pictures."
+INSTALL = "Curves are interactive with plotly (pip install 'lfl[report]'). Without it they are pictures."
 
 
 def plotly_script() -> str | None:
