@@ -21,7 +21,9 @@ _LEVELS = 3  # of lists, tuples and dictionaries in which an attribute's generat
 _LOOKED_AT = (*GENERATORS, list, tuple, dict)
 _TORCHS = frozenset(vars(torch.nn.Module()))  # a module's parameters, submodules and hooks
 _LIBRARIES = {"builtins", "abc", "typing", "torch", "torchvision", "torchmetrics", "lightning", "numpy"}
-_NOT_THE_USERS = _LIBRARIES | {"lfl", "lightning_fabric", "pytorch_lightning", "wandb", "tensorboard", "logging"}
+OPAQUE = ("lfl", "lightning", "pytorch_lightning", "lightning_fabric", "wandb", "tensorboard", "logging")
+"""Libraries whose objects are not looked into: a trainer or a logger holds much that no step reads."""
+_NOT_THE_USERS = _LIBRARIES.union(OPAQUE)
 _LONGEST = 1000  # a longer list is data, not a list of generators
 _LOW = 0xFFFFFFFF
 

@@ -19,14 +19,13 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lfl.generators import OPAQUE
+
 _VIEWS = {"_flat_weights", "_flat_weights_names", "_flat_weight_refs", "_all_weights"}
 _MANY = 20_000  # objects and entries of containers that are looked at, in all that a value holds
 # The two for logs are there while steps are recorded; the rest are views of a recurrent layer's parameters.
 _INTERNAL = frozenset(vars(LightningModule())) | {"log", "log_dict"} | _VIEWS
 _PLAIN = (str, bytes, int, complex, type(None), torch.dtype, torch.device, torch.Size, type)
-# Objects of these libraries are compared by identity: a trainer or a logger changes all the time, and no step's result
-# depends on that.
-_OPAQUE = ("lfl", "lightning", "pytorch_lightning", "lightning_fabric", "wandb", "tensorboard", "logging")
 
 
 class _Held:
@@ -104,7 +103,7 @@ def may_change(part: nn.Module, name: str) -> bool:
     if name in vars(part) or name in part._modules or name == "forward":
         return True
     owner = next((kind for kind in type(part).__mro__ if name in vars(kind)), None)
-    return owner is not None and owner.__module__.split(".")[0] not in (*_OPAQUE, "torch", "torchmetrics")
+    return owner is not None and owner.__module__.split(".")[0] not in (*OPAQUE, "torch", "torchmetrics")
 
 
 def comparable(value: Any) -> Any:
@@ -182,7 +181,7 @@ def _held_by(value: object) -> dict[str, Any]:
 def _is_opaque(value: object) -> bool:
     if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType | types.ModuleType):
         return True
-    return type(value).__module__.split(".")[0] in _OPAQUE
+    return type(value).__module__.split(".")[0] in OPAQUE
 
 
 def _content(tensor: Tensor) -> tuple[Any, ...]:

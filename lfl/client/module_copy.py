@@ -133,7 +133,7 @@ class _Twins:
 
 
 def _parts_of(value: Any) -> Iterable[Any]:
-    """What a function is bound to or closes over, and what a container of functions holds; nothing of all else."""
+    """The values that a function is bound to or closes over, or that a container of functions holds; else none."""
     if isinstance(value, types.FunctionType):
         cells = [content for cell in value.__closure__ or () for content in _content_of(cell)]
         return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]

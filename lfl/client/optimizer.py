@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -172,11 +173,10 @@ class LocalOptimizer:
         self._names = [
             [names[id(p)] for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups
         ]
-        owned = [name for members in self._names for name in members]
-        self.lacks_some = len(owned) < len(layout.names)  # of the trainable parameters
         self._decays = [float(group.get("weight_decay", 0.0)) for group in self.optimizer.param_groups]
         # Which columns of `values` each of the optimizer's parameters is: to give it its gradient, and to shorten it.
         self._spans: list[tuple[torch.nn.Parameter, slice]] = []
+        self._in_coordinates = in_coordinates
         self._stacked = in_coordinates or is_elementwise(self.optimizer)
         if in_coordinates:
             self._use_coordinates()
@@ -233,15 +233,15 @@ class LocalOptimizer:
                 decay[span] = value
         return decay
 
-    @property
+    @cached_property
     def owned(self) -> Tensor | None:
-        """A mask [D] of the parameters that it holds; None if it holds all."""
-        if not self.lacks_some:
+        """A mask [D] of the parameters that it holds; None if it holds all, or steps coordinates."""
+        held = [name for members in self._names for name in members]
+        if self._in_coordinates or len(held) == len(self._layout.names):
             return None
         owned = torch.zeros(self._layout.dim, dtype=self._values.dtype, device=self._values.device)
-        for members in self._names:
-            for span in self._layout.spans(name for name in members if name in self._layout.slices):
-                owned[span] = 1
+        for span in self._layout.spans(held):
+            owned[span] = 1
         return owned
 
     def movement_scales(self, num_steps: list[int], pull: float = 0.0) -> list[float]:

@@ -188,12 +188,11 @@ class LocalTraining:
         return False
 
     def _undo(self, before: _Before) -> None:
-        """Put back what a cohort's steps have moved in generators, attributes and buffers.
+        """Put back what a cohort's steps have moved in attributes and buffers.
 
         Raises:
             RuntimeError: something cannot be put back.
         """
-        self._generators.restore(before.generators)
         self._model.load_buffers(before.buffers, before.counters)
         if written := before.snapshot.restore():
             raise RuntimeError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from worlds import equal_data, train
 
-from lfl.callbacks import ClientEvaluation
+from lfl.callbacks import SSF, ClientEvaluation
 from lfl.engine import LocalPhase
 from lfl.participation import FullParticipation
 
@@ -276,3 +276,15 @@ def test_what_cannot_be_put_back_ends_the_run(tmp_path: Path) -> None:
         train(
             [], tmp_path, SeldomTeacher(), data, engine="vectorized", local_epochs=6, participation=FullParticipation()
         )
+
+
+def test_coordinates_are_clipped_whatever_the_optimizer_holds(tmp_path: Path) -> None:
+    """They belong to no parameter, so that their norm is over all of them."""
+    ends = []
+    for number, (engine, clips) in enumerate((("sequential", 0.05), ("vectorized", 0.05), ("sequential", None))):
+        torch.manual_seed(0)
+        folder, data = tmp_path / str(number), equal_data(num_clients=8)
+        run = train([SSF()], folder, HeadOnly(), data, engine=engine, max_rounds=2, gradient_clip_val=clips)
+        ends.append(run.server.vector)
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=1e-9)
+    assert (ends[2] - ends[0]).abs().max() > 1e-3
